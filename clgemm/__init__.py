@@ -1,0 +1,32 @@
+"""SciPy's gemm and NumPy's matmul on any OpenCL device, tuned on first use.
+
+Importing this package touches no OpenCL: the first call does.
+"""
+
+from clgemm._matmul import matmul
+from clgemm._version import __version__
+from clgemm.blas import cgemm, dgemm, get_blas_funcs, sgemm, zgemm
+from clgemm.errors import (
+    BuildError,
+    ClgemmError,
+    ClgemmWarning,
+    DeviceError,
+    GemmArgumentError,
+    TuningError,
+)
+
+__all__ = [
+    "BuildError",
+    "ClgemmError",
+    "ClgemmWarning",
+    "DeviceError",
+    "GemmArgumentError",
+    "TuningError",
+    "__version__",
+    "cgemm",
+    "dgemm",
+    "get_blas_funcs",
+    "matmul",
+    "sgemm",
+    "zgemm",
+]

@@ -1,0 +1,63 @@
+"""The same gemm by SciPy's own BLAS: for problems too small for a device, and as the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg.blas
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clgemm.problem import Operand
+
+
+def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+    """Compute ``c[...] = alpha * a @ b + beta * c``, matrix by matrix.
+
+    Parameters
+    ----------
+    code : str
+        BLAS letter of the precision.
+    alpha, beta : complex
+        Scalars; beta == 0 means that `c` is not read.
+    a, b : Operand
+        Of shapes (m, k) and (k, n), or stacks of them.
+    c : ndarray of shape (m, n), or a stack
+        Overwritten.
+    """
+    routine = getattr(scipy.linalg.blas, code + "gemm")
+    if c.ndim == 2:
+        _one(routine, alpha, a.data, a.conj, b.data, b.conj, beta, c)
+        return
+    for x, y, z in zip(a.data, b.data, c, strict=True):
+        _one(routine, alpha, x, a.conj, y, b.conj, beta, z)
+
+
+def _one(
+    routine: Any,
+    alpha: complex,
+    a: NDArray[Any],
+    conj_a: bool,
+    b: NDArray[Any],
+    conj_b: bool,
+    beta: complex,
+    c: NDArray[Any],
+) -> None:
+    a, trans_a = _operand(a, conj_a)
+    b, trans_b = _operand(b, conj_b)
+    in_place = c.flags.f_contiguous and c.flags.aligned
+    kept = c if beta != 0 or in_place else None
+    result = routine(
+        alpha, a, b, beta=beta, c=kept, trans_a=trans_a, trans_b=trans_b, overwrite_c=in_place
+    )
+    if result is not c:
+        c[...] = result
+
+
+def _operand(x: NDArray[Any], conj: bool) -> tuple[NDArray[Any], int]:
+    """Give the array and the BLAS flag (0 N, 1 T, 2 C) that stand for `x`, conjugated or not."""
+    if conj:
+        return (x.T, 2) if x.flags.c_contiguous else (np.conj(x), 0)
+    return (x.T, 1) if x.flags.c_contiguous else (x, 0)

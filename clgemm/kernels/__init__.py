@@ -1,0 +1,17 @@
+"""Kernel families.  This package is text and integers: it imports no OpenCL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clgemm.kernels.cpu_packed import CpuPacked
+from clgemm.kernels.direct import Direct
+from clgemm.kernels.gpu_tiled import GpuTiled
+
+if TYPE_CHECKING:
+    from clgemm.kernels.family import KernelFamily
+
+FAMILIES: tuple[KernelFamily, ...] = (CpuPacked(), GpuTiled(), Direct())
+"""The only list of families, most special first."""
+
+BY_NAME: dict[str, KernelFamily] = {family.name: family for family in FAMILIES}

@@ -1,0 +1,94 @@
+// What every kernel of clgemm starts from: the four precisions as one set of names.
+//
+// A define header written by source.py goes before this text.  The defaults below make each .cl file
+// legal OpenCL C on its own.
+
+#ifndef IS_DOUBLE
+#define IS_DOUBLE 0  // 1: the real type is double
+#endif
+#ifndef IS_COMPLEX
+#define IS_COMPLEX 0  // 1: an element is a (re, im) pair
+#endif
+
+#if IS_DOUBLE
+#if __OPENCL_C_VERSION__ < 120
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#endif
+#define REAL double
+#else
+#define REAL float
+#endif
+
+#define CAT_(a, b) a##b
+#define CAT(a, b) CAT_(a, b)
+
+#if IS_COMPLEX
+#define CE 2  // reals in an element
+typedef CAT(REAL, 2) ELEM;
+#else
+#define CE 1
+typedef REAL ELEM;
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("unroll")
+
+// x * y, as BLAS does it: no recovery of infinities (C99 Annex G), a NaN part stays a NaN.
+INLINE ELEM elem_mul(ELEM x, ELEM y)
+{
+#if IS_COMPLEX
+    return (ELEM)(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+#else
+    return x * y;
+#endif
+}
+
+// acc + x * y, one rounding a product.
+INLINE ELEM elem_fma(ELEM x, ELEM y, ELEM acc)
+{
+#if IS_COMPLEX
+    acc.x = fma(-x.y, y.y, fma(x.x, y.x, acc.x));
+    acc.y = fma(x.y, y.x, fma(x.x, y.y, acc.y));
+    return acc;
+#else
+    return fma(x, y, acc);
+#endif
+}
+
+// The conjugate if `conj`; a real is its own.
+INLINE ELEM elem_conj(ELEM x, int conj)
+{
+#if IS_COMPLEX
+    return conj ? (ELEM)(x.x, -x.y) : x;
+#else
+    return x;
+#endif
+}
+
+INLINE int elem_is(ELEM x, REAL re)
+{
+#if IS_COMPLEX
+    return x.x == re && x.y == 0;
+#else
+    return x == re;
+#endif
+}
+
+// How a result meets C.  beta == 0: C is not read, so that NaN or garbage in it cannot show.
+// beta == 1: no product, so that an infinite part of C does not become a NaN.
+#define BETA_ZERO 0
+#define BETA_ONE 1
+#define BETA_ANY 2
+INLINE int beta_class(ELEM beta)
+{
+    return elem_is(beta, 0) ? BETA_ZERO : elem_is(beta, 1) ? BETA_ONE : BETA_ANY;
+}
+
+INLINE void elem_store(__global ELEM *c, ELEM ab, ELEM beta, int beta_is)
+{
+    if (beta_is == BETA_ONE)
+        ab += *c;
+    else if (beta_is == BETA_ANY)
+        ab += elem_mul(beta, *c);
+    *c = ab;
+}

@@ -1,0 +1,207 @@
+// cpu_packed: the GotoBLAS/BLIS algorithm in one launch, for CPU devices.
+//
+// As many work-groups as compute units, one work-item each: a work-group is a persistent worker that
+// walks tiles of C.  Inside a tile (van Zee and van de Geijn, "BLIS", ACM TOMS 41(3), 2015):
+//
+//      for pc over K by KC                                   a slice of depth kc
+//        for ic over the tile's rows by MC                   pack a block of A       (stays in L2)
+//          for j over the tile's columns by NR               pack a panel of B       (once a slice)
+//            for i over the block's rows by MR               micro-kernel: MR x NR of C in registers
+//
+// Scratch belongs to the worker: block of A, then panels of B.  No barrier, no second launch.
+
+#ifndef VW
+#define VW 16  // vector width: reals in a SIMD register
+#endif
+#ifndef MR
+#define MR 32  // rows of the micro-tile, a multiple of VW
+#endif
+#ifndef NR
+#define NR 12  // columns of the micro-tile
+#endif
+#ifndef PREFETCH_C
+#define PREFETCH_C 1  // 1: fetch the micro-tile of C while the k loop runs (needs clang's builtin)
+#endif
+
+#define MV (MR / VW)
+#define AV (MV * CE)  // vectors in a row of a panel of A
+typedef CAT(REAL, VW) REALV;
+#define VLOAD(p) CAT(vload, VW)(0, p)
+#define VSTORE(x, p) CAT(vstore, VW)(x, 0, p)
+
+// Interleaves real and imaginary vectors into the lower and upper half of VW elements.
+#define ZIP(lo, hi, re, im) \
+    REALV lo, hi;           \
+    lo.even = re.lo;        \
+    lo.odd = im.lo;         \
+    hi.even = re.hi;        \
+    hi.odd = im.hi
+
+// acc += panel of A (kp x MR) * panel of B (kp x NR).
+INLINE void rank_kp(int kp, __global const REAL *restrict a, __global const REAL *restrict b,
+                    REALV acc[NR][AV])
+{
+    for (int p = 0; p < kp; p += KU) {
+        UNROLL
+        for (int u = 0; u < KU; u++) {
+            REALV av[AV];
+            UNROLL
+            for (int v = 0; v < AV; v++)
+                av[v] = *(__global const REALV *)(a + (u * AV + v) * VW);
+            UNROLL
+            for (int j = 0; j < NR; j++) {
+                const REALV br = (REALV)(b[(u * NR + j) * CE]);
+                UNROLL
+                for (int v = 0; v < AV; v++)
+                    acc[j][v] = fma(av[v], br, acc[j][v]);
+#if IS_COMPLEX
+                const REALV bi = (REALV)(b[(u * NR + j) * CE + 1]);
+                UNROLL
+                for (int v = 0; v < MV; v++) {
+                    acc[j][v] = fma(-av[MV + v], bi, acc[j][v]);
+                    acc[j][MV + v] = fma(av[v], bi, acc[j][MV + v]);
+                }
+#endif
+            }
+        }
+        a += KU * MR * CE;
+        b += KU * NR * CE;
+    }
+}
+
+// Column j of the accumulators to VW * MV elements at c, scaled by alpha.
+INLINE void store_column(const REALV *acc, __global REAL *c, ELEM alpha, ELEM beta, int beta_is)
+{
+    UNROLL
+    for (int v = 0; v < MV; v++) {
+        __global REAL *d = c + v * VW * CE;
+#if IS_COMPLEX
+        const REALV re = alpha.x * acc[v] - alpha.y * acc[MV + v];
+        const REALV im = alpha.x * acc[MV + v] + alpha.y * acc[v];
+        ZIP(lo, hi, re, im);
+        if (beta_is != BETA_ZERO) {
+            const REALV c0 = VLOAD(d), c1 = VLOAD(d + VW);
+            if (beta_is == BETA_ONE) {
+                lo += c0;
+                hi += c1;
+            } else {
+                REALV s0, s1;  // i * c
+                s0.even = -c0.odd;
+                s0.odd = c0.even;
+                s1.even = -c1.odd;
+                s1.odd = c1.even;
+                lo += beta.x * c0 + beta.y * s0;
+                hi += beta.x * c1 + beta.y * s1;
+            }
+        }
+        VSTORE(lo, d);
+        VSTORE(hi, d + VW);
+#else
+        REALV x = alpha * acc[v];
+        if (beta_is == BETA_ONE)
+            x += VLOAD(d);
+        else if (beta_is == BETA_ANY)
+            x += beta * VLOAD(d);
+        VSTORE(x, d);
+#endif
+    }
+}
+
+// The same for a micro-tile that hangs over the edge of C: by way of a private copy.
+INLINE void store_edge(REALV acc[NR][AV], __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
+                       ELEM beta, int beta_is)
+{
+    REAL tile[NR * AV * VW];
+    UNROLL
+    for (int j = 0; j < NR; j++)
+        UNROLL
+        for (int v = 0; v < AV; v++)
+            VSTORE(acc[j][v], tile + (j * AV + v) * VW);
+    for (int j = 0; j < nr; j++)
+        for (int i = 0; i < mr; i++) {
+            const REAL *t = tile + j * AV * VW + i;
+#if IS_COMPLEX
+            const ELEM x = (ELEM)(t[0], t[MR]);
+#else
+            const ELEM x = t[0];
+#endif
+            elem_store(c + i + j * ldc, elem_mul(alpha, x), beta, beta_is);
+        }
+}
+
+INLINE void micro_kernel(int kp, __global const REAL *restrict a, __global const REAL *restrict b,
+                         __global ELEM *restrict c, long ldc, int mr, int nr, ELEM alpha, ELEM beta,
+                         int beta_is)
+{
+#if PREFETCH_C
+    for (int j = 0; j < nr; j++)
+        UNROLL
+        for (int i = 0; i < MR * CE * (int)sizeof(REAL); i += 64)
+            __builtin_prefetch((const void *)((ulong)(c + j * ldc) + i), 1, 3);
+#endif
+    REALV acc[NR][AV];
+    UNROLL
+    for (int j = 0; j < NR; j++)
+        UNROLL
+        for (int v = 0; v < AV; v++)
+            acc[j][v] = (REALV)(0);
+    rank_kp(kp, a, b, acc);
+    if (mr == MR && nr == NR) {
+        UNROLL
+        for (int j = 0; j < NR; j++)
+            store_column(acc[j], (__global REAL *)(c + j * ldc), alpha, beta, beta_is);
+    } else {
+        store_edge(acc, c, ldc, mr, nr, alpha, beta, beta_is);
+    }
+}
+
+// C := alpha * op(A) * op(B) + beta * C, column-major; `batch` problems at constant strides.
+//   trans_x  0: (row, column) at row + column * ldx;  1: at column + row * ldx
+//   mt, nt   rows and columns of a tile;  mc: rows of a block of A;  kc_max: depth of a slice
+//   scratch_stride  reals between the scratch of two workers
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void cpu_packed(int m, int n, int k, ELEM alpha, ELEM beta,
+                __global const ELEM *restrict a, long offset_a, long lda, long stride_a,
+                int trans_a, int conj_a,
+                __global const ELEM *restrict b, long offset_b, long ldb, long stride_b,
+                int trans_b, int conj_b,
+                __global ELEM *restrict c, long offset_c, long ldc, long stride_c, long batch,
+                __global REAL *restrict scratch, long scratch_stride,
+                int mt, int nt, int mc, int kc_max)
+{
+    const long tiles_m = (m + mt - 1) / mt, tiles_n = (n + nt - 1) / nt;
+    const long tiles = tiles_m * tiles_n * batch;
+    __global REAL *restrict ap = scratch + get_group_id(0) * scratch_stride;
+    __global REAL *restrict bp = ap + (long)CE * (mc + MR) * kc_max;
+
+    for (long t = get_group_id(0); t < tiles; t += get_num_groups(0)) {
+        const long entry = t / (tiles_m * tiles_n);
+        const long i0 = t % tiles_m * mt, j0 = t / tiles_m % tiles_n * nt;
+        const int rows = min((long)mt, m - i0), columns = min((long)nt, n - j0);
+        __global const ELEM *at = a + offset_a + entry * stride_a + i0 * (trans_a ? lda : 1);
+        __global const ELEM *bt = b + offset_b + entry * stride_b + j0 * (trans_b ? 1 : ldb);
+        __global ELEM *ct = c + offset_c + entry * stride_c + i0 + j0 * ldc;
+
+        for (int pc = 0; pc < k; pc += kc_max) {
+            const int kc = min(kc_max, k - pc), kp = (kc + KU - 1) / KU * KU;
+            const ELEM beta_now = pc ? (ELEM)(1) : beta;
+            const int beta_is = pc ? BETA_ONE : beta_class(beta);
+            for (int ic = 0; ic < rows; ic += mc) {
+                const int mb = min(mc, rows - ic);
+                pack_block(MR, PLANAR, mb, kc, kp,
+                           at + (trans_a ? pc + ic * lda : ic + pc * lda), lda, trans_a, conj_a, ap);
+                for (int j = 0; j < columns; j += NR) {
+                    const int nr = min(NR, columns - j);
+                    __global REAL *bj = bp + (long)j * kp * CE;
+                    if (ic == 0)
+                        pack_block(NR, PAIRS, nr, kc, kp,
+                                   bt + (trans_b ? j + pc * ldb : pc + j * ldb), ldb, !trans_b,
+                                   conj_b, bj);
+                    for (int i = 0; i < mb; i += MR)
+                        micro_kernel(kp, ap + (long)i * kp * CE, bj, ct + ic + i + j * ldc, ldc,
+                                     min(MR, mb - i), nr, alpha, beta_now, beta_is);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+"""What a kernel family is: a space of configurations, and a plan for a problem under one of them.
+
+Nothing here or in any family knows an OpenCL API.  A `Plan` is data: kernels by source and defines,
+sizes, and arguments as numbers or as names of what `execute` puts in their place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from clgemm.problem import PRECISIONS, Gemm, Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from clgemm.traits import DeviceTraits
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """One point of a family's space."""
+
+    family: str
+    params: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, family: str, params: Mapping[str, int]) -> Config:
+        """Make a Config whose parameters are sorted, so that equal ones compare equal."""
+        return cls(family, tuple(sorted((name, int(value)) for name, value in params.items())))
+
+    def __getitem__(self, name: str) -> int:
+        for key, value in self.params:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        return f"{self.family}({', '.join(f'{name}={value}' for name, value in self.params)})"
+
+
+class KernelSpec(NamedTuple):
+    """One kernel: the files it is made of, its defines, and the types of its arguments."""
+
+    files: tuple[str, ...]
+    name: str
+    defines: tuple[tuple[str, int], ...]
+    signature: str
+    """A letter an argument: i int, l long, e element (alpha, beta), p pointer."""
+
+
+Arg = int | str
+"""A number, or the name of what is bound at run time: one of `SLOTS`."""
+SLOTS = frozenset({
+    "a", "b", "c", "scratch", "alpha", "beta", "offset_a", "offset_b", "offset_c",
+})  # fmt: skip
+
+
+class Step(NamedTuple):
+    """One launch."""
+
+    kernel: KernelSpec
+    global_size: tuple[int, ...]
+    local_size: tuple[int, ...]
+    args: tuple[Arg, ...]
+
+
+class Plan(NamedTuple):
+    """Launches in order, and the scratch memory that they share."""
+
+    steps: tuple[Step, ...]
+    scratch_bytes: int = 0
+
+
+# What every gemm kernel of clgemm takes first, in this order; `gemm_args` gives the values.
+GEMM_SIGNATURE = "iiiee" + "plll" + "ii" + "plll" + "ii" + "plll" + "l"
+
+
+def gemm_args(g: Gemm) -> tuple[Arg, ...]:
+    """Give the common first arguments of a gemm kernel: sizes, scalars, the three matrices, batch."""
+    return (
+        g.m, g.n, g.k, "alpha", "beta",
+        "a", "offset_a", g.lda, g.stride_a, int(g.trans_a), int(g.conj_a),
+        "b", "offset_b", g.ldb, g.stride_b, int(g.trans_b), int(g.conj_b),
+        "c", "offset_c", g.ldc, g.stride_c, g.batch,
+    )  # fmt: skip
+
+
+def precision_defines(precision: Precision) -> dict[str, int]:
+    """Give the defines that common.cl turns into types."""
+    return {
+        "IS_DOUBLE": int(precision.real == "double"),
+        "IS_COMPLEX": int(precision.is_complex),
+    }
+
+
+class KernelFamily(ABC):
+    """A kernel design and the space of its parameters."""
+
+    name: ClassVar[str]
+    files: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """Tell whether the family is worth trying on such a device at all."""
+
+    @abstractmethod
+    def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
+        """Give each tunable parameter's values, likely ones first."""
+
+    @abstractmethod
+    def default(self, traits: DeviceTraits, precision: Precision) -> Config:
+        """Give parameters that work on any device the family supports."""
+
+    @abstractmethod
+    def broken_rules(
+        self, traits: DeviceTraits, precision: Precision, config: Config
+    ) -> Iterator[str]:
+        """Yield, as a sentence each, the constraints that a configuration breaks."""
+
+    @abstractmethod
+    def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
+        """Lay out the launches for a problem."""
+
+    def worth_tuning(self, traits: DeviceTraits) -> bool:
+        """Tell whether the family can win on such a device; if not, it serves only when asked for."""
+        del traits
+        return True
+
+    def accepts(self, problem: Gemm) -> bool:
+        """Tell whether this problem's sizes fit the family's kernels."""
+        return max(problem.m, problem.n, problem.k) <= INT32_MAX // 2
+
+    def candidates(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
+        """Yield every configuration that breaks no rule, in the order of the space."""
+        space = self.space(traits, precision)
+        for values in itertools.product(*space.values()):
+            config = Config.of(self.name, dict(zip(space, values, strict=True)))
+            if not any(self.broken_rules(traits, precision, config)):
+                yield config
+
+    def is_valid(self, traits: DeviceTraits, precision: Precision, config: Config) -> bool:
+        """Tell whether a configuration from elsewhere (a file) names this family's parameters."""
+        names = {name for name, _ in config.params}
+        return (
+            config.family == self.name
+            and names == set(self.space(traits, precision))
+            and not any(self.broken_rules(traits, precision, config))
+        )
+
+    def spec(
+        self, name: str, precision: Precision, config: Config, signature: str, **more: int
+    ) -> KernelSpec:
+        """Name a kernel of this family under a configuration."""
+        defines = precision_defines(precision) | dict(config.params) | more
+        return KernelSpec(self.files, name, tuple(sorted(defines.items())), signature)
+
+
+def round_up(x: int, multiple: int) -> int:
+    """Round `x` up to a multiple."""
+    return -(-x // multiple) * multiple
+
+
+def precision_of(problem: Gemm) -> Precision:
+    """Look up the problem's precision."""
+    return PRECISIONS[problem.precision]

@@ -1,0 +1,208 @@
+"""The problem: C := alpha * op(A) @ op(B) + beta * C, as plain numbers.
+
+`Gemm` is a frozen value in column-major terms; two calls with equal `Gemm`s run the same plan.
+Transposition never appears as a flag before this module: a face hands over `a.T`, and the strides
+say the rest.  Row-major results are rewritten here, once, as the transposed column-major problem
+(C.T = op(B).T @ op(A).T).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of the four BLAS precisions."""
+
+    code: str
+    """BLAS letter: s, d, c or z."""
+    dtype: np.dtype[Any]
+    """NumPy type of an element, native byte order."""
+    real: str
+    """OpenCL type of a real part: float or double."""
+    is_complex: bool
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def real_bytes(self) -> int:
+        """Bytes of a real part."""
+        return 4 if self.real == "float" else 8
+
+    @property
+    def eps(self) -> float:
+        """Spacing of the real type at 1 (2u, u the unit roundoff)."""
+        return float(np.finfo(self.dtype).eps)
+
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType({
+    "s": Precision("s", np.dtype(np.float32), "float", is_complex=False),
+    "d": Precision("d", np.dtype(np.float64), "double", is_complex=False),
+    "c": Precision("c", np.dtype(np.complex64), "float", is_complex=True),
+    "z": Precision("z", np.dtype(np.complex128), "double", is_complex=True),
+})
+BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType({
+    precision.dtype: precision for precision in PRECISIONS.values()
+})
+
+
+class Gemm(NamedTuple):
+    """One gemm in column-major terms, without its data: a hashable key that plans are cached by.
+
+    Element (row, column) of op(A) lies at ``row + column*lda`` if `trans_a` is false, else at
+    ``column + row*lda``; the same for B; C is never transposed.  Sizes, leading dimensions and
+    batch strides count elements.
+    """
+
+    precision: str
+    m: int
+    n: int
+    k: int
+    batch: int
+    trans_a: bool
+    conj_a: bool
+    lda: int
+    stride_a: int
+    trans_b: bool
+    conj_b: bool
+    ldb: int
+    stride_b: int
+    ldc: int
+    stride_c: int
+    reads_c: bool
+    """False if beta == 0: C is not read."""
+    aligned: bool
+    """A and B start on a 16-byte boundary."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: 2mnk, four times that for complex elements."""
+        return 2 * self.m * self.n * self.k * self.batch * (4 if self.precision in "cz" else 1)
+
+    @property
+    def size_class(self) -> str:
+        """Which tuned parameters fit: ``skinny``, ``small`` or ``large``."""
+        if min(self.m, self.n) < SKINNY:
+            return "skinny"
+        return "small" if self.m * self.n <= SMALL**2 else "large"
+
+    def dense(self) -> Gemm:
+        """Tell how the same problem looks after its matrices were copied without gaps."""
+        a_shape = (self.k, self.m) if self.trans_a else (self.m, self.k)
+        b_shape = (self.n, self.k) if self.trans_b else (self.k, self.n)
+        return self._replace(
+            lda=a_shape[0],
+            stride_a=a_shape[0] * a_shape[1] if self.stride_a else 0,
+            ldb=b_shape[0],
+            stride_b=b_shape[0] * b_shape[1] if self.stride_b else 0,
+            ldc=self.m,
+            stride_c=self.m * self.n,
+            aligned=True,
+        )
+
+
+ALIGNMENT = 16  # bytes; what kernels may assume where a problem says `aligned`
+SIZE_CLASSES = ("large", "small", "skinny")
+SKINNY = 64  # fewer rows or columns than this: a macro-tile would be mostly empty
+SMALL = 768  # up to this square the number of macro-tiles, not their speed, decides
+
+
+class Operand(NamedTuple):
+    """A matrix (or a stack of equal ones) as it takes part in a product."""
+
+    data: NDArray[Any]
+    """(rows, columns) or (batch, rows, columns): op(X) up to conjugation."""
+    conj: bool = False
+
+    @property
+    def turned(self) -> Operand:
+        """The transposed operand, conjugated as before."""
+        return Operand(self.data.swapaxes(-1, -2), self.conj)
+
+
+class Layout(NamedTuple):
+    """How a matrix lies in memory, in elements."""
+
+    trans: bool
+    ld: int
+    stride: int
+
+
+def describe(a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool) -> Gemm:
+    """Describe the product of expressible operands into a column-major `c`.
+
+    Parameters
+    ----------
+    a, b : Operand
+        Of shapes (m, k) and (k, n), or stacks of equal length; `layout_of` knows their layouts.
+    c : ndarray of shape (m, n), or a stack
+        With unit stride along its rows.
+    reads_c : bool
+        Whether beta != 0.
+
+    Raises
+    ------
+    ValueError
+        If one of the three has no layout, or `c` is row-major.
+    """
+    la, lb, lc = layout_of(a.data), layout_of(b.data), layout_of(c)
+    if la is None or lb is None or lc is None or lc.trans:
+        raise ValueError("an operand has no BLAS layout, or C is row-major: copy or turn it first")
+    return Gemm(
+        BY_DTYPE[c.dtype].code,
+        c.shape[-2], c.shape[-1], a.data.shape[-1],
+        c.shape[0] if c.ndim > 2 else 1,
+        la.trans, a.conj, la.ld, la.stride,
+        lb.trans, b.conj, lb.ld, lb.stride,
+        lc.ld, lc.stride,
+        reads_c=reads_c,
+        aligned=not ((a.data.ctypes.data | b.data.ctypes.data) % ALIGNMENT),
+    )  # fmt: skip
+
+
+def layout_of(x: NDArray[Any]) -> Layout | None:
+    """Describe `x` as BLAS would, or None where no leading dimension can.
+
+    Parameters
+    ----------
+    x : ndarray of shape (rows, columns) or (batch, rows, columns), not empty
+
+    Returns
+    -------
+    Layout or None
+        None if neither axis has unit stride, a stride is negative or no multiple of the element
+        size, or the data does not lie on a multiple of the element size.
+    """
+    size = x.itemsize
+    rows, columns = x.shape[-2:]
+    row_step, column_step = x.strides[-2:]
+    stride = x.strides[0] if x.ndim > 2 and x.shape[0] > 1 else 0
+    if rows == 1:
+        # One row has no row step; calling it the leading dimension's opposite keeps it a column walk.
+        trans, ld = (True, columns * size) if column_step == size else (False, column_step)
+    elif columns == 1:
+        trans, ld = (False, rows * size) if row_step == size else (True, row_step)
+    elif row_step == size:
+        trans, ld = False, column_step
+    elif column_step == size:
+        trans, ld = True, row_step
+    else:
+        return None
+    if rows == columns == 1:
+        trans, ld = False, size
+    if ld < 0 or stride < 0 or ld % size or stride % size or x.ctypes.data % size:
+        return None
+    return Layout(trans, ld // size, stride // size)

@@ -1,0 +1,244 @@
+"""Platforms and devices: find them, read their traits, try them, choose one."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clgemm import settings
+from clgemm.errors import ClgemmWarning, DeviceError
+from clgemm.runtime.opencl import cl
+from clgemm.traits import DeviceTraits
+
+log = logging.getLogger(__name__)
+
+INSTALL_HINT = (
+    "install one for this CPU with: pip install 'clgemm[cpu]' (x86-64 Linux and Windows), or your "
+    "GPU's OpenCL driver, or PoCL (Debian: pocl-opencl-icd)"
+)
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """What a driver does not tell of itself, or tells wrong."""
+
+    platform: str
+    """Part of the platform's name."""
+    reason: str
+    facts: tuple[tuple[str, Any], ...]
+    """Traits that differ from what was read."""
+
+
+# Everything that depends on a driver's name stands here and nowhere else.
+QUIRKS = (
+    Quirk(
+        "Portable Computing Language",
+        "PoCL is clang; a kernel launched in a forked child never starts, even in a new context",
+        (("clang_builtins", True), ("fork_safe", False)),
+    ),
+    Quirk(
+        "Intel(R) OpenCL",
+        "Intel's runtime is clang and starts its threads anew in a forked child",
+        (("clang_builtins", True), ("fork_safe", True)),
+    ),
+    Quirk("Oclgrind", "interprets LLVM IR, without clang's target builtins",
+          (("kind", "cpu"), ("fork_safe", True), ("unified_memory", True))),
+)  # fmt: skip
+
+PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
+
+
+class Found(NamedTuple):
+    """A device and its facts."""
+
+    device: cl.Device
+    traits: DeviceTraits
+
+    def matches(self, wish: str) -> bool:
+        """Tell whether a part of CLGEMM_DEVICE names this device."""
+        t = self.traits
+        text = f"{t.platform} {t.platform_version} {t.vendor} {t.name} {t.kind}".lower()
+        return wish.lower() in text
+
+
+def embedded_platforms() -> list[cl.Platform]:
+    """Bind Intel's CPU runtime from the environment's own lib folder, where `clgemm[cpu]` puts it.
+
+    It registers nothing that an ICD loader would find.  Each OpenCL object carries the table of its
+    functions, so platforms taken from the library itself work through the ordinary loader.
+    """
+    folders = [Path(sys.prefix) / "lib", Path(sys.prefix) / "Library" / "bin"]
+    names = ("libintelocl.so", "intelocl64.dll")
+    library = next((f / n for f in folders for n in names if (f / n).exists()), None)
+    if library is None:
+        return []
+    try:
+        runtime = ctypes.CDLL(str(library))
+        runtime.clGetExtensionFunctionAddress.restype = ctypes.c_void_p
+        runtime.clGetExtensionFunctionAddress.argtypes = [ctypes.c_char_p]
+        address = runtime.clGetExtensionFunctionAddress(b"clIcdGetPlatformIDsKHR")
+    except (OSError, AttributeError) as error:
+        warnings.warn(
+            f"the OpenCL runtime {library} cannot be loaded ({error}); reinstall it with: "
+            "pip install --force-reinstall 'clgemm[cpu]'",
+            ClgemmWarning,
+            stacklevel=2,
+        )
+        return []
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint)
+    )
+    count, ids = ctypes.c_uint(), (ctypes.c_void_p * 8)()
+    if not address or prototype(address)(len(ids), ids, ctypes.byref(count)):
+        return []
+    return [cl.Platform.from_int_ptr(i) for i in ids[: count.value] if i]
+
+
+def _platforms() -> list[cl.Platform]:
+    try:
+        known = list(cl.get_platforms())
+    except cl.Error:
+        known = []  # the loader's way of saying that it knows none
+    names = {p.name for p in known}
+    return known + [p for p in embedded_platforms() if p.name not in names]
+
+
+def read_traits(device: cl.Device) -> DeviceTraits:
+    """Ask a device for its facts and correct them by `QUIRKS`."""
+    platform = device.platform
+    kinds = {cl.device_type.CPU: "cpu", cl.device_type.GPU: "gpu"}
+    kind = next((name for bit, name in kinds.items() if device.type & bit), "other")
+    extensions = device.extensions.split()
+    capability = None
+    if "cl_nv_device_attribute_query" in extensions:
+        capability = (device.compute_capability_major_nv, device.compute_capability_minor_nv)
+    traits = DeviceTraits(
+        platform=platform.name.strip(),
+        platform_version=platform.version.strip(),
+        vendor=device.vendor.strip(),
+        name=device.name.strip(),
+        driver_version=device.driver_version.strip(),
+        kind=kind,
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        local_memory=device.local_mem_size,
+        global_memory=device.global_mem_size,
+        max_allocation=device.max_mem_alloc_size,
+        simd_bytes=max(16, 4 * device.native_vector_width_float),
+        fp64="cl_khr_fp64" in extensions or bool(getattr(device, "double_fp_config", 0)),
+        unified_memory=kind == "cpu",
+        system_svm=_has_system_svm(device),
+        clang_builtins=False,
+        fork_safe=False,
+        compute_capability=capability,
+        clock_mhz=device.max_clock_frequency,
+    )
+    for quirk in QUIRKS:
+        if quirk.platform in traits.platform:
+            traits = replace(traits, **dict(quirk.facts))
+    return traits
+
+
+def _has_system_svm(device: cl.Device) -> bool:
+    try:
+        return bool(device.svm_capabilities & cl.device_svm_capabilities.FINE_GRAIN_SYSTEM)
+    except (cl.Error, AttributeError):
+        return False  # OpenCL before 2.0 does not know the question
+
+
+def works(device: cl.Device) -> str:
+    """Build and run a tiny kernel; return what went wrong, or "" if nothing did."""
+    try:
+        context = cl.Context([device])
+        queue = cl.CommandQueue(context)
+        kernel = cl.Kernel(cl.Program(context, PROBE).build(cache_dir=False), "probe")
+        memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
+        answer = bytearray((1).to_bytes(4, sys.byteorder))
+        cl.enqueue_copy(queue, memory, answer)
+        kernel.set_arg(0, memory)
+        cl.enqueue_nd_range_kernel(queue, kernel, (1,), (1,))
+        cl.enqueue_copy(queue, answer, memory)
+        queue.finish()
+    except Exception as error:  # noqa: BLE001 - a broken driver may raise anything; the text is kept
+        return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+    value = int.from_bytes(answer, sys.byteorder)
+    return "" if value == 42 else f"the probe kernel computed {value} instead of 42"
+
+
+@lru_cache(maxsize=1)
+def find() -> tuple[Found, ...]:
+    """List every device of every platform, untried."""
+    found = []
+    for platform in _platforms():
+        try:
+            devices = platform.get_devices()
+        except cl.Error as error:
+            log.info("platform %s lists no device: %s", platform.name, error)
+            continue
+        found += [Found(device, read_traits(device)) for device in devices]
+    return tuple(found)
+
+
+def _speed(traits: DeviceTraits) -> tuple[bool, int, bool, int]:
+    """Order devices: GPUs first, then by lanes; of two runtimes for one CPU the one with less overhead."""
+    lanes = traits.compute_units * traits.simd_bytes
+    return traits.kind == "gpu", lanes, traits.system_svm, traits.clock_mhz
+
+
+def wanted(found: tuple[Found, ...], wish: str) -> list[Found]:
+    """List the devices that a wish (`CLGEMM_DEVICE`) names, best first."""
+    name, _, index = wish.rpartition(":")
+    if not (name and index.isdigit()):
+        name, index = wish, ""
+    matching = [f for f in found if f.matches(name)]
+    if index:
+        return matching[int(index) : int(index) + 1]
+    # sorted() is stable: of equal devices the loader's first one wins.
+    return sorted(matching, key=lambda f: _speed(f.traits), reverse=True)
+
+
+def choose() -> tuple[Found, str]:
+    """Choose the device that calls run on.
+
+    Returns
+    -------
+    Found, str
+        The device and the reason for it in words.
+
+    Raises
+    ------
+    DeviceError
+        If there is no OpenCL device, none works, or `CLGEMM_DEVICE` names none.
+    """
+    found, wish = find(), settings.device()
+    if not found:
+        raise DeviceError(f"no OpenCL device was found: {INSTALL_HINT}")
+    candidates = wanted(found, wish)
+    if not candidates:
+        names = "; ".join(f.traits.describe() for f in found)
+        raise DeviceError(f"CLGEMM_DEVICE={wish!r} names none of the devices here: {names}")
+    for candidate in candidates:
+        fault = works(candidate.device)
+        if not fault:
+            reason = f"CLGEMM_DEVICE={wish}" if wish else _reason(candidate, candidates)
+            return candidate, reason
+        warnings.warn(
+            f"OpenCL device {candidate.traits.describe()} is skipped, it cannot run a kernel: {fault}",
+            ClgemmWarning,
+            stacklevel=3,
+        )
+    raise DeviceError(f"none of the OpenCL devices here can run a kernel: {INSTALL_HINT}")
+
+
+def _reason(chosen: Found, candidates: list[Found]) -> str:
+    if len(candidates) == 1:
+        return "the only device"
+    if chosen.traits.kind == "gpu":
+        return "GPUs come before CPUs, the fastest first"
+    return "the fastest of the CPU devices"

@@ -1,0 +1,71 @@
+"""The only place where pyopencl is imported, at the first attribute asked of `cl`.
+
+pyopencl keeps caches of compiled programs and of generated argument code in the user's cache
+directory, and fails where that directory is read-only, full or no directory at all.  clgemm needs
+neither, so they are off while it imports pyopencl.  If the program imported pyopencl first, its
+setting stands, and `disable_caches` is there for the moment when they turn out to be unusable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+_NO_CACHE = "PYOPENCL_NO_CACHE"
+
+if TYPE_CHECKING:
+    import pyopencl as cl
+else:
+
+    class _LazyModule:
+        """Imports pyopencl when first used."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(load(), name)
+
+    cl = _LazyModule()
+
+
+def load() -> Any:
+    """Import pyopencl (once) and return the module."""
+    module = sys.modules.get("pyopencl")
+    if module is not None and hasattr(module, "get_platforms"):
+        return module
+    before = os.environ.get(_NO_CACHE)
+    os.environ.setdefault(_NO_CACHE, "1")
+    try:
+        return importlib.import_module("pyopencl")
+    finally:
+        if before is None:
+            del os.environ[_NO_CACHE]
+
+
+def disable_caches() -> None:
+    """Turn pyopencl's caches off after it was imported with them on."""
+    load()._PYOPENCL_NO_CACHE = True  # noqa: SLF001 - pyopencl offers no public way after import
+
+
+def make_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
+    """Create a kernel object whose scalar arguments have the given types (None: a pointer).
+
+    Making the first one imports `pyopencl.invoker`, which opens a cache; see the module's text.
+    """
+    with warnings.catch_warnings():
+        # It warns of argument lists beyond a limit of very old GPU drivers.
+        warnings.simplefilter("ignore")
+        try:
+            return _typed_kernel(program, name, dtypes)
+        except cl.Error:
+            raise
+        except Exception:  # noqa: BLE001 - an unusable cache shows as anything: OSError, sqlite3, KeyError
+            disable_caches()
+            return _typed_kernel(program, name, dtypes)
+
+
+def _typed_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
+    kernel = cl.Kernel(program, name)
+    kernel.set_scalar_arg_dtypes(dtypes)
+    return kernel

@@ -1,0 +1,77 @@
+"""From a KernelSpec to a kernel object, built once a session."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.errors import BuildError
+from clgemm.kernels import source
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import opencl
+from clgemm.runtime.opencl import cl
+
+if TYPE_CHECKING:
+    from clgemm.kernels.family import KernelSpec
+    from clgemm.traits import DeviceTraits
+
+log = logging.getLogger(__name__)
+
+OPTIONS: list[str] = []
+"""No option that relaxes arithmetic: NaN, infinities and signed zeros behave as in BLAS."""
+LOG_LINES = 20
+
+
+class Programs:
+    """The kernels of one context."""
+
+    def __init__(self, context: cl.Context, traits: DeviceTraits) -> None:
+        self._context = context
+        self._traits = traits
+        self._kernels: dict[KernelSpec, cl.Kernel] = {}
+
+    def kernel(self, spec: KernelSpec) -> cl.Kernel:
+        """Return the kernel for a spec, building it at the first call.
+
+        Raises
+        ------
+        BuildError
+            If the device's compiler refuses the source; the message ends with its log.
+        """
+        kernel = self._kernels.get(spec)
+        if kernel is None:
+            kernel = self._kernels[spec] = self._build(spec)
+        return kernel
+
+    def _build(self, spec: KernelSpec) -> cl.Kernel:
+        start = time.perf_counter()
+        try:
+            program = cl.Program(self._context, source.text(spec))
+            kernel = opencl.make_kernel(
+                program.build(OPTIONS, cache_dir=False), spec.name, argument_types(spec)
+            )
+        except (cl.Error, RuntimeError) as error:
+            lines = str(error).strip().splitlines()
+            raise BuildError(
+                f"the compiler of {self._traits.describe()}, driver {self._traits.driver_version}, "
+                f"refused kernel {spec.name!r}; set CLGEMM_DEVICE to use another device. Its log:\n"
+                + "\n".join(lines[:LOG_LINES])
+            ) from error
+        log.debug("built %s in %.3f s", spec, time.perf_counter() - start)
+        return kernel
+
+
+def argument_types(spec: KernelSpec) -> list[Any]:
+    """Give the NumPy type of each argument, None for pointers."""
+    defines = dict(spec.defines)
+    element = next(
+        p.dtype
+        for p in PRECISIONS.values()
+        if p.is_complex == bool(defines.get("IS_COMPLEX"))
+        and (p.real == "double") == bool(defines.get("IS_DOUBLE"))
+    )
+    letters = {"i": np.int32, "l": np.int64, "e": element, "p": None}
+    return [letters[letter] for letter in spec.signature]

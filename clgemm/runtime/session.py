@@ -1,0 +1,175 @@
+"""One device in use: context, queue, kernels and scratch.  The rules for threads and forks live here.
+
+Threads share a session.  Its queue runs in order, so launches of different threads follow each other
+and may share scratch memory; `Session.lock` covers what must stay together (arguments, then launch).
+
+A forked child inherits handles that no longer work.  It forgets them without releasing them, and
+opens a session of its own where the driver allows it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clgemm.errors import DeviceError
+from clgemm.runtime import devices
+from clgemm.runtime.opencl import cl
+from clgemm.runtime.programs import Programs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clgemm.execute import Ready
+    from clgemm.problem import Gemm, Precision
+    from clgemm.tuning.tuner import Tuned
+
+OUT_OF_MEMORY = frozenset({
+    "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY",
+})  # fmt: skip
+
+
+class Session:
+    """A device that calls run on.
+
+    Parameters
+    ----------
+    found : devices.Found
+        The device and its traits.
+    reason : str
+        Why this device was chosen, in words.
+    """
+
+    def __init__(self, found: devices.Found, reason: str) -> None:
+        self.traits = found.traits
+        self.reason = reason
+        self.lock = threading.RLock()
+        with translated_errors(found.traits.describe()):
+            self.context = cl.Context([found.device])
+            self.queue = cl.CommandQueue(self.context)
+        self.programs = Programs(self.context, self.traits)
+        self.ready: dict[Gemm, Ready] = {}
+        """Built plans by problem; `driver` fills it."""
+        self.tuned: dict[str, Tuned] = {}
+        """Parameters in use by precision; `tuner` fills it."""
+        self._scratch: cl.Buffer | None = None
+
+    def scratch(self, nbytes: int) -> cl.Buffer:
+        """Return scratch memory of at least `nbytes`; hold `lock` until its last use is enqueued."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            # The queue keeps the smaller one alive until its last launch has ended.
+            self._scratch = None
+            self._scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
+        return self._scratch
+
+    def poison_scratch(self, nbytes: int) -> None:
+        """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
+        with self.lock:
+            memory = self.scratch(nbytes)
+            cl.enqueue_fill_buffer(self.queue, memory, np.float64("nan"), 0, memory.size // 8 * 8)
+
+    def require(self, precision: Precision) -> None:
+        """Refuse a precision that the device does not have.
+
+        Raises
+        ------
+        DeviceError
+            For double precision on a device without cl_khr_fp64.
+        """
+        if precision.real == "double" and not self.traits.fp64:
+            raise DeviceError(
+                f"{precision.code}gemm: {self.traits.describe()} has no double precision "
+                "(cl_khr_fp64); set CLGEMM_DEVICE to a device that has, or use float32 or complex64"
+            )
+
+
+@contextmanager
+def translated_errors(where: str) -> Iterator[None]:
+    """Turn OpenCL's error codes into clgemm's errors, with a cause and a remedy."""
+    try:
+        yield
+    except cl.Error as error:
+        code = cl.status_code.to_string(error.code, default_format="code %d")
+        if code in OUT_OF_MEMORY:
+            raise MemoryError(
+                f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
+                "CLGEMM_ROUTE=host"
+            ) from error
+        raise DeviceError(
+            f"{where}: {error.routine} failed with {code}; set CLGEMM_DEVICE to another device, or "
+            "CLGEMM_ROUTE=host to work without one"
+        ) from error
+
+
+_lock = threading.Lock()
+_sessions: dict[devices.Found, Session] = {}
+_current: Session | None = None
+_inherited: list[Session] = []
+
+
+def current() -> Session | None:
+    """Return the session that calls use, opened by the first one.
+
+    Returns
+    -------
+    Session or None
+        None in a forked child whose driver does not survive a fork: the caller works on the host.
+
+    Raises
+    ------
+    DeviceError
+        If there is no usable device.
+    """
+    global _current  # noqa: PLW0603 - one device in use per process is what this module is for
+    if _current is not None:
+        return _current
+    if any(not s.traits.fork_safe for s in _inherited):
+        return None
+    with _lock:
+        if _current is None:
+            found, reason = devices.choose()
+            _current = _open(found, reason)
+    return _current
+
+
+def _open(found: devices.Found, reason: str) -> Session:
+    if found not in _sessions:
+        _sessions[found] = Session(found, reason)
+    return _sessions[found]
+
+
+def open_session(found: devices.Found, reason: str = "asked for") -> Session:
+    """Return the session of a given device, opened by the first call."""
+    with _lock:
+        return _open(found, reason)
+
+
+@contextmanager
+def using(session: Session) -> Iterator[Session]:
+    """Make `session` the current one inside a with block."""
+    global _current  # noqa: PLW0603 - see current()
+    before, _current = _current, session
+    try:
+        yield session
+    finally:
+        _current = before
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _current  # noqa: PLW0603 - see current()
+    _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
+    for session in _sessions.values():
+        # Releasing an inherited handle may hang; one reference too many keeps it from ever happening.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+        _inherited.append(session)
+    _sessions.clear()
+    _current = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,65 @@
+"""What clgemm knows of a device: frozen facts, read once, that constraints and keys are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class DeviceTraits:
+    """Facts of one OpenCL device.  Sizes are bytes."""
+
+    platform: str
+    platform_version: str
+    vendor: str
+    name: str
+    driver_version: str
+    kind: str
+    """cpu, gpu or other."""
+    compute_units: int
+    max_work_group_size: int
+    local_memory: int
+    global_memory: int
+    max_allocation: int
+    simd_bytes: int
+    """Width of a SIMD register, at least 16."""
+    fp64: bool
+    unified_memory: bool
+    """Host and device share memory, so that operands need no copy."""
+    system_svm: bool
+    """Kernels may follow any host pointer (fine-grain system shared virtual memory)."""
+    clang_builtins: bool
+    """The compiler is clang and lowers its builtins (``__builtin_prefetch``)."""
+    fork_safe: bool
+    """A forked child may use the device with a context of its own."""
+    compute_capability: tuple[int, int] | None = None
+    """NVIDIA's, None elsewhere."""
+    clock_mhz: int = 0
+
+    @property
+    def identity(self) -> dict[str, str | int]:
+        """The facts that tuned parameters depend on, in clear."""
+        return {
+            "platform": self.platform,
+            "platform_version": self.platform_version,
+            "vendor": self.vendor,
+            "name": self.name,
+            "driver_version": self.driver_version,
+            "compute_units": self.compute_units,
+            "simd_bytes": self.simd_bytes,
+        }
+
+    def fingerprint(self) -> str:
+        """Hash the identity to 16 hexadecimal digits."""
+        text = json.dumps(self.identity, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def describe(self) -> str:
+        """Name the device as messages do."""
+        return f"{self.name.strip()} [{self.platform}]"
+
+    def as_json(self) -> dict[str, object]:
+        """All facts as JSON can hold them."""
+        return asdict(self)

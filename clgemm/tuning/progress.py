@@ -1,0 +1,46 @@
+"""One line on a terminal while a search runs; nothing where standard error is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from clgemm.tuning.trial import Outcome
+
+
+class Progress:
+    """Shows how a search of `budget` seconds goes."""
+
+    def __init__(self, code: str, device: str, budget: float) -> None:
+        self._title = f"clgemm: tuning {code}gemm on {device}"
+        self._end = time.monotonic() + budget
+        self._real_flops = 8 if code in "cz" else 2
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        self._write(f"{self._title} ...")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._write("")
+
+    def show(self, outcomes: Sequence[Outcome], best: Mapping[str, float]) -> None:
+        """Say how many were tried, the best rate and the time left."""
+        rate = ""
+        if "large" in best:
+            m, n, k = next(o.sizes["large"] for o in outcomes if "large" in o.sizes)
+            rate = f", best {self._real_flops * m * n * k / best['large'] / 1e9:.0f} GFLOP/s"
+        left = max(0.0, self._end - time.monotonic())
+        self._write(f"{self._title}: {len(outcomes)} tried{rate}, {left:.0f} s left")
+
+    def _write(self, text: str) -> None:
+        if self._terminal:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
