@@ -32,10 +32,6 @@ _DEFAULTS = MappingProxyType(
 _CASTINGS = frozenset({"no", "equiv", "safe", "same_kind", "unsafe"})
 
 
-class _NotOurs(ValueError):  # noqa: N818 - it is not an error: NumPy answers the call instead
-    """The call is NumPy's to answer, with a result or with its own error."""
-
-
 class _Call(NamedTuple):
     """A call that has passed every check."""
 
@@ -44,7 +40,7 @@ class _Call(NamedTuple):
     c: NDArray[Any]  # the result seen as (..., m, n)
     shape: tuple[int, ...]  # of a @ b; c may have more batch axes
     loop: np.dtype[Any]  # what NumPy computes in, and rounds to before it casts to c's type
-    result: NDArray[Any]  # what the call returns before a subclass wraps it
+    result: NDArray[Any]  # `out`, or the fresh array, before a subclass wraps it
 
 
 def matmul(
@@ -64,15 +60,12 @@ def matmul(
     Parameters
     ----------
     x1, x2 : array_like
-        Operands of one axis or more; batch axes broadcast.  Views are used where they lie: only
-        another type, byte order or alignment costs a copy on the host.
+        Used where they lie: only another type, byte order or alignment costs a copy here.
     out : ndarray or tuple of one ndarray, optional
         Where the result is stored, and what is returned.  It is computed in place if type, layout
         and memory allow, in a temporary otherwise.
-    casting, order, dtype, subok
-        As for any ufunc.
-    **more
-        `axes` is honoured on the device.  With any other keyword the call is NumPy's.
+    casting, order, dtype, subok, **more
+        As for any ufunc.  With keywords other than these and `axes`, NumPy computes.
 
     Returns
     -------
@@ -81,10 +74,8 @@ def matmul(
 
     Raises
     ------
-    TypeError
-        If an operand is a `pyopencl.array.Array`, and where `numpy.matmul` does.
-    ValueError
-        Where `numpy.matmul` does.
+    TypeError, ValueError
+        Where `numpy.matmul` raises them; TypeError also for a `pyopencl.array.Array`.
 
     Notes
     -----
@@ -100,9 +91,8 @@ def matmul(
 
     Examples
     --------
-    >>> matmul(np.eye(2), [[1.0, 2.0], [3.0, 4.0]])
-    array([[1., 2.],
-           [3., 4.]])
+    >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
+    array([[11.]])
     """
     values = zip(_DEFAULTS.items(), (out, casting, order, dtype, subok), strict=True)
     given = {name: value for (name, default), value in values if value is not default} | more
@@ -112,15 +102,15 @@ def matmul(
         (out,) = out
     refuse_device_arrays("matmul", x1, x2, out)
     call = None
-    if not (any(map(_overrides, (x1, x2, out))) or more.keys() - {"axes"}):
-        # Whatever is wrong, NumPy raises it again below, and for its own reason.
-        with contextlib.suppress(TypeError, ValueError):
-            _require(isinstance(subok, bool))
-            call = _check(x1, x2, out, casting, order, dtype, more)
+    # Whatever is wrong, NumPy raises it again below, and for its own reason.
+    with contextlib.suppress(TypeError, ValueError, IndexError):
+        _require(more.keys() <= {"axes"} and isinstance(subok, bool))
+        _require(not any(map(_overrides, (x1, x2, out))))
+        call = _check(x1, x2, out, casting, order, dtype, more)
     if call is None:
         # An override is shown the keywords of the call, hence only those that the user gave.
         return np.matmul(x1, x2, **given)
-    _compute(call)
+    _compute(call, fresh=out is None)
     return _wrapped(call.result, x1, x2, out, subok)
 
 
@@ -129,9 +119,8 @@ def _plain(a: Any, b: Any) -> NDArray[Any] | None:
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == 2 == b.ndim):
         return None
     (m, k), (rows, n), dtype = a.shape, b.shape, a.dtype
-    if not (k == rows and dtype == b.dtype and dtype in BY_DTYPE and m and n and k):
-        return None
-    if not (a.flags.aligned and b.flags.aligned):
+    fits = k == rows and dtype == b.dtype and dtype in BY_DTYPE and m and n and k
+    if not (fits and a.flags.aligned and b.flags.aligned):
         return None
     c = np.empty((m, n), dtype)
     driver.gemm(1.0, a, b, 0.0, c)
@@ -139,9 +128,9 @@ def _plain(a: Any, b: Any) -> NDArray[Any] | None:
 
 
 def _require(condition: object) -> None:
-    """Leave the call to NumPy unless the condition holds."""
+    """Leave the call to NumPy, which has an answer or its own error, unless this holds."""
     if not condition:
-        raise _NotOurs
+        raise ValueError
 
 
 def _overrides(x: object) -> bool:
@@ -163,7 +152,7 @@ def _check(
     order = _ORDERS[order]
     if order == "A":
         order = "F" if x.flags.f_contiguous and y.flags.f_contiguous else "C"
-    home = None  # of the core axes of the result, if they are not the last ones
+    home = None  # of the result's core axes, if they are not the last ones
     if "axes" in more:
         *sources, home = _core_axes(more["axes"], (min(x.ndim, 2), min(y.ndim, 2)))
         x, y = (np.moveaxis(z, p, range(-len(p), 0)) for z, p in zip((x, y), sources, strict=True))
@@ -173,13 +162,12 @@ def _check(
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
     _require(k == rows and math.prod((m, n, k, *batch)))
     core = (m,) * has_rows + (n,) * has_columns
-    if out is None:
-        result = stacks.empty((a, b), batch + core, loop, order, home)
-    else:
-        result = np.asarray(out)
-    c = result if home is None else np.moveaxis(result, home, range(-len(core), 0))
-    outer = c.shape[: c.ndim - len(core)]
-    _require(c.size and c.shape == outer + core and _broadcast(batch, outer) == outer)
+    result = stacks.empty((a, b), batch + core, loop, order, home) if out is None else out
+    c = np.asarray(result)
+    c = c if home is None else np.moveaxis(c, home, range(-len(core), 0))
+    outer = c.shape[: c.ndim - len(core)]  # may lack leading axes of size 1, as NumPy's may
+    _require(c.size and c.shape == outer + core)
+    _require(math.prod(_broadcast(batch, outer)) == math.prod(outer))
     c = c[(..., slice(None) if has_rows else None, slice(None) if has_columns else None)]
     a, b = _cast(a, loop, computed), _cast(b, loop, computed)
     return _Call(a, b, c, (*batch, m, n), loop, result)
@@ -188,20 +176,18 @@ def _check(
 def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting: Any) -> Any:
     """Return the type NumPy would compute in, having checked every cast."""
     target = None if out is None else out.dtype
-    if dtype is None and x.dtype == y.dtype and (target is None or target == x.dtype):
+    same = x.dtype == y.dtype and (target is None or target == x.dtype)
+    if dtype is None and same and x.dtype in BY_DTYPE:
         return x.dtype
-    signature = None if dtype is None else (None, None, dtype)
-    operands = (x.dtype, y.dtype, target)
-    return np.matmul.resolve_dtypes(operands, signature=signature, casting=casting)[-1]
+    dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
+    return np.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
 
 
 def _core_axes(axes: Any, counts: tuple[int, int]) -> list[tuple[int, ...]]:
     """Return the core axes of x1, x2 and the result, as tuples; their range is not checked."""
-    wanted = (*counts, sum(counts) - 2)
     _require(isinstance(axes, list))
-    entries = [*axes, ()] if len(axes) == 2 and not wanted[2] else axes
-    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
-    _require([len(entry) for entry in entries] == list(wanted))
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in axes]
+    _require([len(entry) for entry in entries] == [*counts, sum(counts) - 2])
     _require(not any(isinstance(place, bool) for entry in entries for place in entry))
     return [tuple(map(operator.index, entry)) for entry in entries]
 
@@ -217,39 +203,35 @@ def _cast(x: NDArray[Any], loop: np.dtype[Any], computed: np.dtype[Any]) -> NDAr
     return x if x.flags.aligned else x.copy()
 
 
-def _compute(call: _Call) -> None:
+def _compute(call: _Call, *, fresh: bool) -> None:
     """Fill the result: where it lies if the driver can, through a temporary otherwise."""
     a, b, c, shape, loop, _ = call
-    problems = []
-    if c.dtype == a.dtype and c.shape == shape and c.flags.aligned:
-        overlap = np.may_share_memory(c, a) or np.may_share_memory(c, b)
+    problems: list[stacks.Problem] = []
+    if c.dtype == a.dtype == loop and c.shape == shape and c.flags.aligned:
+        overlap = not fresh and (np.may_share_memory(c, a) or np.may_share_memory(c, b))
         problems = [] if overlap else stacks.fold(a, b, c)
-    filled = c
-    if not (problems and stacks.is_direct(problems[0][2])):
-        filled = np.empty(shape, a.dtype)
-        problems = stacks.fold(a, b, filled)
-    for problem in problems:
-        driver.gemm(1.0, problem[0], problem[1], 0.0, problem[2])
-    if filled is not c:
+    # A user's array is filled by one driver call or by none: a failure must leave it as it was.
+    count = len(problems)
+    in_place = (count == 1 or (fresh and count)) and stacks.is_direct(problems[0][2])
+    filled = c if in_place else np.empty(shape, a.dtype)
+    for left, right, product in problems if in_place else stacks.fold(a, b, filled):
+        driver.gemm(1.0, left, right, 0.0, product)
+    if not in_place:
         # The user's casting rule has been checked; this also broadcasts into more batch axes.
         np.copyto(c, filled.astype(loop, copy=False), casting="unsafe")
 
 
 def _wrapped(result: NDArray[Any], x1: Any, x2: Any, out: Any, subok: bool) -> Any:
     """Return the result as the type that ufuncs give it."""
-    wrap = None
-    if out is not None:
-        result = out
-        wrap = None if type(out) is np.ndarray else out.__array_wrap__
-    elif subok:
-        wrap = _wrap_of(x1, x2)
+    sources = (out,) if out is not None else (x1, x2) if subok else ()
+    wrap = _wrap_of(*sources)
+    scalar = out is None and not result.ndim
     if wrap is None:
-        return result if result.ndim or out is not None else result[()]
+        return result[()] if scalar else result
     context = (np.matmul, (x1, x2) if out is None else (x1, x2, out), 0)
-    arguments = (result, context, out is None and not result.ndim)
     for count in (3, 2):  # NumPy 1 had no third argument
         with contextlib.suppress(TypeError):
-            return wrap(*arguments[:count])
+            return wrap(*(result, context, scalar)[:count])
     return wrap(result)
 
 

@@ -148,7 +148,8 @@ def _view(x: NDArray[Any], kept: list[int], shape: list[int]) -> NDArray[Any]:
     dropped = [place for place in range(x.ndim) if place not in kept]
     # The ellipsis makes a view even of a single element, which would be a scalar without it.
     first: tuple[Any, ...] = (*[0] * len(dropped), ...)
-    return x.transpose(dropped + kept)[first].reshape(shape)
+    view: NDArray[Any] = x.transpose(dropped + kept)[first]
+    return view.reshape(shape)
 
 
 def is_direct(c: NDArray[Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import os
 import pickle
 import re
 import sys
@@ -899,7 +900,10 @@ def test_list_that_contains_itself_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_other_threads_run_during_a_call() -> None:
+def test_other_threads_run_during_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("CLGEMM_ROUTE") == "host":
+        pytest.skip("CLGEMM_ROUTE=host: the GIL is released while a device works, not the host")
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
     a, ticks, done = np.ones((1500, 1500)), [], threading.Event()
 
     def tick() -> None:
@@ -1010,6 +1014,12 @@ def test_c_is_passed_on_where_it_lies(passed: list[tuple[Any, ...]]) -> None:
     clgemm.blas.dgemm(1.0, np.eye(2), np.ones((2, 1)), 1.0, column, overwrite_c=1)
     assert passed[1][4].shape == (2, 1)
     assert passed[1][4].ctypes.data == column.ctypes.data
+
+
+def test_unaligned_operands_are_copied_once(passed: list[tuple[Any, ...]]) -> None:
+    a, b = unaligned((2, 2), "f8"), unaligned((2, 2), "f8").view(Sub)
+    clgemm.blas.dgemm(1.0, a, b, c=unaligned((2, 2), "f8"), overwrite_c=1)
+    assert all(array.flags.aligned for array in passed[0] if isinstance(array, np.ndarray))
 
 
 def test_beta_without_c_is_passed_on_as_zero(passed: list[tuple[Any, ...]]) -> None:

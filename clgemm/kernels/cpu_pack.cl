@@ -40,8 +40,8 @@ INLINE void panel_clear(__global REAL *panel, int W, int k, int depth)
 }
 
 // Any block, w <= W columns of the panel filled; (i, p) of the source at i * si + p * sp.
-INLINE void pack_edge(int W, int planar, int w, int kc, __global const ELEM *restrict x, long si,
-                      long sp, int conj, __global REAL *restrict panel)
+INLINE void pack_edge(int W, int planar, int w, int kc, __global const ELEM *x, long si,
+                      long sp, int conj, __global REAL *panel)
 {
     for (int p = 0; p < kc; p++) {
         for (int i = 0; i < w; i++)
@@ -52,8 +52,8 @@ INLINE void pack_edge(int W, int planar, int w, int kc, __global const ELEM *res
 }
 
 // One row of a full panel whose source is contiguous along the panel's width.
-INLINE void pack_row(int W, int planar, __global const ELEM *restrict x, int conj,
-                     __global REAL *restrict row)
+INLINE void pack_row(int W, int planar, __global const ELEM *x, int conj,
+                     __global REAL *row)
 {
     UNROLL
     for (int i = 0; i < W; i++)
@@ -61,8 +61,8 @@ INLINE void pack_row(int W, int planar, __global const ELEM *restrict x, int con
 }
 
 // A full panel whose source is contiguous along k: 4 x 4 blocks are transposed in registers.
-INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *restrict x, long ld,
-                        int conj, __global REAL *restrict panel)
+INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *x, long ld,
+                        int conj, __global REAL *panel)
 {
     int p = 0;
     for (; p + 4 <= kc; p += 4) {
@@ -97,8 +97,8 @@ INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *restrict
 
 // A block of `count` columns and kc rows into consecutive panels of W.  `along_k`: the source is
 // contiguous along k and `ld` steps from panel column to panel column; else the other way round.
-INLINE void pack_block(int W, int planar, int count, int kc, int kp, __global const ELEM *restrict x,
-                       long ld, int along_k, int conj, __global REAL *restrict panels)
+INLINE void pack_block(int W, int planar, int count, int kc, int kp, __global const ELEM *x,
+                       long ld, int along_k, int conj, __global REAL *panels)
 {
     const int full = count / W * W;
     if (along_k) {

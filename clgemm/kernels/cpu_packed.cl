@@ -38,7 +38,7 @@ typedef CAT(REAL, VW) REALV;
     hi.odd = im.hi
 
 // acc += panel of A (kp x MR) * panel of B (kp x NR).
-INLINE void rank_kp(int kp, __global const REAL *restrict a, __global const REAL *restrict b,
+INLINE void rank_kp(int kp, __global const REAL *a, __global const REAL *b,
                     REALV acc[NR][AV])
 {
     for (int p = 0; p < kp; p += KU) {
@@ -129,8 +129,8 @@ INLINE void store_edge(REALV acc[NR][AV], __global ELEM *c, long ldc, int mr, in
         }
 }
 
-INLINE void micro_kernel(int kp, __global const REAL *restrict a, __global const REAL *restrict b,
-                         __global ELEM *restrict c, long ldc, int mr, int nr, ELEM alpha, ELEM beta,
+INLINE void micro_kernel(int kp, __global const REAL *a, __global const REAL *b,
+                         __global ELEM *c, long ldc, int mr, int nr, ELEM alpha, ELEM beta,
                          int beta_is)
 {
 #if PREFETCH_C
@@ -171,8 +171,8 @@ void cpu_packed(int m, int n, int k, ELEM alpha, ELEM beta,
 {
     const long tiles_m = (m + mt - 1) / mt, tiles_n = (n + nt - 1) / nt;
     const long tiles = tiles_m * tiles_n * batch;
-    __global REAL *restrict ap = scratch + get_group_id(0) * scratch_stride;
-    __global REAL *restrict bp = ap + (long)CE * (mc + MR) * kc_max;
+    __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
+    __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
 
     for (long t = get_group_id(0); t < tiles; t += get_num_groups(0)) {
         const long entry = t / (tiles_m * tiles_n);

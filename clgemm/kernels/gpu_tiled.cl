@@ -67,7 +67,7 @@ typedef struct __attribute__((aligned(VW * CE * sizeof(REAL)))) {
 
 // VW elements of a matrix that lie in a row in memory: first (fast, slow) = (f, s) at x[f + s * ld].
 // Elements beyond the matrix are zero.
-INLINE Vec load_vec(__global const ELEM *restrict x, long ld, long f, long s, long fast, long slow,
+INLINE Vec load_vec(__global const ELEM *x, long ld, long f, long s, long fast, long slow,
                     int wide)
 {
     Vec v;
@@ -115,8 +115,8 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
                int trans_b, int conj_b,
                __global ELEM *restrict c, long offset_c, long ldc, long stride_c, long batch)
 {
-    __local Vec tile_a[2][KC * LD_A / VW];
-    __local Vec tile_b[2][KC * LD_B / VW];
+    __local ELEM tile_a[2 * KC * LD_A] __attribute__((aligned(sizeof(Vec))));
+    __local ELEM tile_b[2 * KC * LD_B] __attribute__((aligned(sizeof(Vec))));
 
     // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
@@ -156,24 +156,24 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
         next_b[u] = TRANS_B ? load_vec(b, ldb, w, p, n, k, WIDE_B)                             \
                             : load_vec(b, ldb, p, w, k, n, WIDE_B);                            \
     }
-#define KEEP(half)                                                                             \
+#define KEEP(stage)                                                                             \
     UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
-        store_vec((__local ELEM *)tile_a[half], LD_A, SLICE_W(q, MC, TRANS_A),                 \
+        store_vec(tile_a + (stage) * KC * LD_A, LD_A, SLICE_W(q, MC, TRANS_A),                 \
                   SLICE_P(q, MC, TRANS_A), TRANS_A, conj_a, next_a[u]);                        \
     }                                                                                          \
     UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
-        store_vec((__local ELEM *)tile_b[half], LD_B, SLICE_W(q, NC, !TRANS_B),                \
+        store_vec(tile_b + (stage) * KC * LD_B, LD_B, SLICE_W(q, NC, !TRANS_B),                \
                   SLICE_P(q, NC, !TRANS_B), !TRANS_B, conj_b, next_b[u]);                      \
     }
 
     FETCH(0)
     KEEP(0)
     barrier(CLK_LOCAL_MEM_FENCE);
-    int half = 0;
+    int stage = 0;
     for (int p0 = 0; p0 < k; p0 += KC) {
         const int more = k - p0 > KC;
         if (more) {
@@ -184,10 +184,12 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
             Vec fa[MR / VW], fb[NR / VW];
             UNROLL
             for (int u = 0; u < MR / VW; u++)
-                fa[u] = tile_a[half][p * (LD_A / VW) + im + u * LANES_M];
+                fa[u] = *(__local const Vec *)(tile_a + (stage * KC + p) * LD_A +
+                                               (im + u * LANES_M) * VW);
             UNROLL
             for (int u = 0; u < NR / VW; u++)
-                fb[u] = tile_b[half][p * (LD_B / VW) + in + u * LANES_N];
+                fb[u] = *(__local const Vec *)(tile_b + (stage * KC + p) * LD_B +
+                                               (in + u * LANES_N) * VW);
             UNROLL
             for (int j = 0; j < NR; j++)
                 UNROLL
@@ -195,8 +197,8 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
                     acc[j][i] = elem_fma(fa[i / VW].e[i % VW], fb[j / VW].e[j % VW], acc[j][i]);
         }
         if (more) {
-            half ^= 1;
-            KEEP(half)
+            stage ^= 1;
+            KEEP(stage)
             barrier(CLK_LOCAL_MEM_FENCE);
         }
     }

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LANES = 32  # neighbouring work-items that access local memory together
 MAX_VECTOR_BYTES = 16  # the widest access of a work-item
+MODEST = ((64, 64, 16, 8, 4), (64, 64, 8, 8, 4), (32, 32, 8, 4, 4))  # MC, NC, KC, MR, NR
 MAX_MICRO_REALS = 160  # accumulators beyond this spill to memory on every GPU known
 
 
@@ -40,8 +41,8 @@ class GpuTiled(KernelFamily):
     files: ClassVar[tuple[str, ...]] = ("gpu_tiled.cl",)
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
-        """Any device with real work-groups; tuning skips CPUs, see `KernelFamily.worth_tuning`."""
-        return traits.max_work_group_size >= LANES and (traits.fp64 or precision.real == "float")
+        """Any device with work-groups of two groups of lanes and some local memory."""
+        return (traits.fp64 or precision.real == "float") and any(self._modest(traits, precision))
 
     def worth_tuning(self, traits: DeviceTraits) -> bool:
         """On a CPU a tile in local memory is only a second copy in the same cache."""
@@ -64,22 +65,16 @@ class GpuTiled(KernelFamily):
         }
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
-        """Give a tile that any GPU's registers and local memory hold."""
-        del traits
-        return Config.of(
-            self.name,
-            {
-                "MC": 64,
-                "NC": 64,
-                "KC": 8,
-                "MR": 4,
-                "NR": 4,
-                "VW": min(4, max(1, MAX_VECTOR_BYTES // precision.itemsize)),
-                "PAD": 4,
-                "LANES_M": 8,
-                "GROUP_M": 8,
-            },
-        )
+        """Give the largest of a few modest tiles that the device can run."""
+        return next(self._modest(traits, precision))
+
+    def _modest(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
+        widest = max(1, MAX_VECTOR_BYTES // precision.itemsize)
+        for mc, nc, kc, mr, nr in MODEST:
+            sizes = {"MC": mc, "NC": nc, "KC": kc, "MR": mr, "NR": nr, "VW": min(4, widest)}
+            config = Config.of(self.name, sizes | {"PAD": 4, "LANES_M": 8, "GROUP_M": 8})
+            if not any(self.broken_rules(traits, precision, config)):
+                yield config
 
     def broken_rules(
         self, traits: DeviceTraits, precision: Precision, config: Config

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
@@ -53,16 +52,13 @@ def make_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
 
     Making the first one imports `pyopencl.invoker`, which opens a cache; see the module's text.
     """
-    with warnings.catch_warnings():
-        # It warns of argument lists beyond a limit of very old GPU drivers.
-        warnings.simplefilter("ignore")
-        try:
-            return _typed_kernel(program, name, dtypes)
-        except cl.Error:
-            raise
-        except Exception:  # noqa: BLE001 - an unusable cache shows as anything: OSError, sqlite3, KeyError
-            disable_caches()
-            return _typed_kernel(program, name, dtypes)
+    try:
+        return _typed_kernel(program, name, dtypes)
+    except cl.Error:
+        raise
+    except Exception:  # noqa: BLE001 - an unusable cache shows as anything: OSError, sqlite3, KeyError
+        disable_caches()
+        return _typed_kernel(program, name, dtypes)
 
 
 def _typed_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:

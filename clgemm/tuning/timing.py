@@ -1,13 +1,19 @@
-"""The only stopwatch: warm-up, repeats, median."""
+"""The only stopwatch: warm-up, repeats, median, and a guard against noise."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+PAUSE = 0.06  # seconds; OpenBLAS' workers spin that long after a call, on cores others need
+FOREIGN_SHARE = 0.08  # of one core: more than this taken by other processes spoils a block
+BLOCK_SECONDS = 0.12
 
 
 class Timing(NamedTuple):
@@ -16,6 +22,10 @@ class Timing(NamedTuple):
     median: float
     best: float
     runs: int
+    rejected: int = 0
+    """Blocks in which other processes ran, measured again."""
+    noisy: bool = False
+    """No quiet block was found, so the least disturbed one stands."""
 
 
 def measure(
@@ -56,3 +66,85 @@ def measure(
         if after - before > give_up or (len(times) >= least and after - start > seconds):
             break
     return Timing(statistics.median(times), min(times), len(times))
+
+
+def _busy_ticks() -> tuple[float, float] | None:
+    """Return the machine's and this process' busy time in clock ticks, None where nothing tells."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, irq, soft, steal = (int(x) for x in lines[0].split()[1:9])
+    own = os.times()
+    return user + nice + system + irq + soft + steal, (own.user + own.system) * os.sysconf("SC_CLK_TCK")
+
+
+def quiet_measure(
+    run: Callable[[], object],
+    *,
+    seconds: float = BLOCK_SECONDS,
+    least: int = 3,
+    most: int = 1000,
+    tries: int = 12,
+) -> Timing:
+    """Time `run` in a block during which other processes took less than 8 % of a core.
+
+    Parameters
+    ----------
+    run : callable
+        See `measure`, as for `seconds`, `least` and `most`.
+    tries : int
+        Blocks to measure at most until a quiet one is found.
+    """
+    least_disturbed: tuple[float, Timing] | None = None
+    for rejected in range(tries):
+        before, start = _busy_ticks(), time.perf_counter()
+        timing = measure(run, seconds=seconds, least=least, most=most)
+        after, wall = _busy_ticks(), time.perf_counter() - start
+        if before is None or after is None:
+            return timing
+        ticks = (after[0] - before[0]) - (after[1] - before[1])
+        foreign = ticks / os.sysconf("SC_CLK_TCK") / wall
+        if foreign < FOREIGN_SHARE:
+            return timing._replace(rejected=rejected)
+        if least_disturbed is None or foreign < least_disturbed[0]:
+            least_disturbed = foreign, timing
+        time.sleep(5 * PAUSE)
+    assert least_disturbed is not None  # noqa: S101 - there was at least one try
+    return least_disturbed[1]._replace(rejected=tries, noisy=True)
+
+
+def side_by_side(
+    runs: Mapping[str, Callable[[], object]], *, rounds: int = 3, seconds: float = BLOCK_SECONDS
+) -> dict[str, Timing]:
+    """Time several ways to do the same in alternating blocks with a pause between them.
+
+    Parameters
+    ----------
+    runs : mapping
+        What to time, by name.
+    rounds : int
+        Blocks of each.
+    seconds : float
+        Length of a block, in seconds.
+
+    Returns
+    -------
+    dict
+        The median of the blocks' medians, by name.
+    """
+    blocks: dict[str, list[Timing]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            time.sleep(PAUSE)
+            blocks[name].append(quiet_measure(run, seconds=seconds))
+    return {
+        name: Timing(
+            statistics.median(t.median for t in timings),
+            min(t.best for t in timings),
+            sum(t.runs for t in timings),
+            sum(t.rejected for t in timings),
+            any(t.noisy for t in timings),
+        )
+        for name, timings in blocks.items()
+    }

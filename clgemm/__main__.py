@@ -1,0 +1,8 @@
+"""``python -m clgemm``."""
+
+import sys
+
+from clgemm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

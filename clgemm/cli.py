@@ -1,0 +1,161 @@
+"""The command line, ``python -m clgemm``: what is here, and a demonstration."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import sys
+import warnings
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import numpy as np
+import scipy
+import scipy.linalg.blas
+
+from clgemm import blas, settings
+from clgemm._version import __version__
+from clgemm.errors import ClgemmError, ClgemmWarning
+from clgemm.problem import PRECISIONS, Gemm, Precision
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import timing, tuner
+from clgemm.tuning.trial import random_matrix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clgemm.runtime.session import Session
+
+DEMO_N = 2048
+
+
+def versions() -> str:
+    """Name the versions that a report needs."""
+    packages = " ".join(f"{p} {metadata.version(p)}" for p in ("numpy", "scipy", "pyopencl"))
+    return f"clgemm {__version__}  python {platform.python_version()}  {packages}"
+
+
+def info() -> int:
+    """Print devices, the one in use and why, where parameters come from, and versions."""
+    print(versions())
+    found = devices.find()
+    session = sessions.current() if found else None
+    print("\ndevices:" if found else "\ndevices: none")
+    for f in found:
+        t = f.traits
+        mark = "*" if session is not None and t == session.traits else " "
+        print(
+            f" {mark} {t.describe()}: {t.kind}, {t.compute_units} compute units, "
+            f"{8 * t.simd_bytes}-bit SIMD, {t.global_memory / 2**30:.1f} GiB, "
+            f"{'fp64' if t.fp64 else 'no fp64'}, driver {t.driver_version}"
+        )
+    if session is None:
+        print(f"\nno OpenCL device: {devices.INSTALL_HINT}")
+        return 1
+    print(f"\nin use: {session.traits.describe()} ({session.reason})")
+    _print_parameters(session)
+    print(f"\ncache directory: {settings.cache_dir()}")
+    return 0
+
+
+def _print_parameters(session: Session) -> None:
+    traits = session.traits
+    store = tuner.store_for(traits)
+    print("parameters:")
+    for code, precision in PRECISIONS.items():
+        if not settings.tuning_enabled():
+            tuned = tuner.defaults(traits, precision, "CLGEMM_TUNE=off")
+        else:
+            tuned_or_none = tuner.stored_parameters(store, traits, precision)
+            if tuned_or_none is None:
+                why = store.why_unused()
+                print(f"  {code}: not tuned yet; the first call will" + (f" ({why})" if why else ""))
+                continue
+            tuned = tuned_or_none
+        print(f"  {code}: from {tuned.origin}")
+        for size_class, config in tuned.choices.items():
+            print(f"     {size_class:7} {config}")
+
+
+def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
+    """Multiply matrices with clgemm and with SciPy, compare results and print times.
+
+    Returns
+    -------
+    int
+        0 if every result agreed with SciPy's within the error bound.
+    """
+    print(versions())
+    session = sessions.current()
+    if session is None:
+        print("no device can be used in this process")
+        return 1
+    print(f"device: {session.traits.describe()} ({session.reason})\n")
+    supported = [PRECISIONS[c] for c in codes if session.traits.fp64 or c in "sc"]
+    for precision in supported:
+        print(f"{precision.code}gemm: parameters ", end="", flush=True)
+        print(tuner.tuned_for(session, precision.code).origin, flush=True)
+    title = f"n = {n}"
+    print(f"\n{title:8} {'SciPy':>20} {'clgemm':>20} {'speed-up':>9}  error / bound")
+    good = True
+    for precision in supported:
+        good &= _demo_line(precision, n)
+    print("\nall results agree with SciPy" if good else "\nA RESULT IS WRONG", flush=True)
+    return 0 if good else 1
+
+
+def _demo_line(precision: Precision, n: int) -> bool:
+    rng = np.random.default_rng(1)
+    a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
+    ours = getattr(blas, precision.code + "gemm")
+    theirs = getattr(scipy.linalg.blas, precision.code + "gemm")
+    bound = 2 * n * precision.eps * (np.abs(a) @ np.abs(b))
+    error = float(np.max(np.abs(ours(1.0, a, b) - theirs(1.0, a, b)) / bound))
+    times = timing.side_by_side({
+        "SciPy": lambda: theirs(1.0, a, b),
+        "clgemm": lambda: ours(1.0, a, b),
+    })
+    flops = Gemm(
+        precision.code, n, n, n, 1, False, False, n, 0, False, False, n, 0, n, 0, False, True
+    ).flops
+    columns = "".join(
+        f"{1e3 * t.median:9.2f} ms{flops / t.median / 1e9:5.0f} GF/s" for t in times.values()
+    )
+    ratio = times["SciPy"].median / times["clgemm"].median
+    noisy = "  (noisy machine)" if any(t.noisy for t in times.values()) else ""
+    print(f"{precision.code}gemm    {columns} {ratio:8.2f}x  {error:.3f}{noisy}", flush=True)
+    return error <= 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="clgemm", description=__doc__)
+    top.add_argument("--version", action="version", version=versions())
+    top.add_argument("-v", "--verbose", action="store_true", help="log what happens")
+    commands = top.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="devices, parameters, versions")
+    d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
+    d.add_argument("--n", type=int, default=DEMO_N, help="size of the square matrices")
+    d.add_argument("--precisions", default="sdcz", help="BLAS letters, e.g. sd")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(name)s: %(message)s"
+    )
+    warnings.simplefilter("always", ClgemmWarning)
+    try:
+        if arguments.command == "info":
+            return info()
+        if arguments.n < 1 or not set(arguments.precisions) <= set(PRECISIONS):
+            print("clgemm: error: demo needs --n >= 1 and letters of sdcz", file=sys.stderr)
+            return 2
+        return demo(arguments.n, arguments.precisions)
+    except ClgemmError as error:
+        print(f"clgemm: error: {error}", file=sys.stderr)
+        return 1

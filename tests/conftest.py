@@ -1,0 +1,38 @@
+"""What all tests share: a cache directory of their own, no tuning, and every device present."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import numpy as np
+import pytest
+
+# Before clgemm reads them: tests must neither use nor change the user's own cache, must not depend on
+# timings, and must reach the device with matrices small enough to check thoroughly.
+os.environ["CLGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-tests-")
+os.environ.setdefault("CLGEMM_TUNE", "off")
+os.environ.setdefault("CLGEMM_ROUTE", "device")
+
+from clgemm import settings  # noqa: E402 - after the environment is set
+from clgemm.runtime import devices  # noqa: E402
+from clgemm.runtime import session as sessions  # noqa: E402
+
+
+def working_devices() -> list[devices.Found]:
+    """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names."""
+    return [f for f in devices.wanted(devices.find(), settings.device()) if not devices.works(f.device)]
+
+
+DEVICES = working_devices()
+
+
+@pytest.fixture(params=DEVICES, ids=lambda found: found.traits.platform.split()[0])
+def session(request: pytest.FixtureRequest) -> sessions.Session:
+    """A session on each device present, in turn."""
+    return sessions.open_session(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(42)

@@ -1,0 +1,181 @@
+"""Every family on every device: odd sizes, all op, alpha and beta, poisoned memory, far offsets."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+
+from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.kernels.family import SLOTS
+from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.tuning.trial import random_matrix, run_once
+
+SHAPES = [(1, 1, 1), (2, 3, 1), (1, 131, 7), (127, 1, 64), (61, 53, 67), (33, 13, 401), (150, 97, 32)]
+OPS = ("N", "T", "C", "R")  # R: conjugated, not transposed, as row-major C makes of C
+
+
+def operand(rng, precision, rows, columns, op, gap):
+    """Make op(X) of rows x columns that lies with `gap` elements of NaN between its columns."""
+    tall, wide = (rows, columns) if op in "NR" else (columns, rows)
+    memory = np.full((wide, tall + gap), np.nan, precision.dtype).T
+    memory[:tall] = random_matrix(rng, precision, tall, wide)
+    x = memory[:tall]
+    return Operand(x if op in "NR" else x.T, conj=op in "CR" and precision.is_complex)
+
+
+def value(operand):
+    return operand.data.conj() if operand.conj else operand.data
+
+
+def verify(session, config, precision, shape, ops, alpha, beta, rng, gap=None):
+    """Run one gemm and compare; C's padding must stay as it was.
+
+    Without a `gap` every leading dimension is odd, so that few kernel variants are built.
+    """
+    m, n, k = shape
+    height_a, height_b = (m if ops[0] in "NR" else k), (k if ops[1] in "NR" else n)
+    a = operand(rng, precision, m, k, ops[0], 1 + height_a % 2 if gap is None else gap)
+    b = operand(rng, precision, k, n, ops[1], 1 + height_b % 2 if gap is None else gap)
+    memory = np.full((n, m + 2), np.nan, precision.dtype).T
+    c = memory[:m]
+    if beta != 0:
+        c[...] = random_matrix(rng, precision, m, n)
+    want, size = reference.gemm(alpha, value(a), value(b), beta, c)
+    run_once(session, config, a, b, c, alpha, beta, poison=True)
+    reference.assert_within_bound(c, want, size, k, precision.eps)
+    assert np.all(np.isnan(memory[m:]))
+
+
+def skip_unsupported(session, family, precision):
+    if not family.supports(session.traits, precision):
+        pytest.skip(f"{family.name} does not support {precision.code} on {session.traits.describe()}")
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_default_is_right_for_all_ops_and_scalars(session, family, code, rng):
+    precision = PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    scalars = [(1.0, 0.0), (1.0, 1.0), (-0.75, 0.5), (2.0, 0.0)]
+    if precision.is_complex:
+        scalars += [(1.5 - 0.5j, 0.25 + 1j), (1j, 0.0)]
+    case = 0
+    for ops in [(x, y) for x in OPS for y in OPS if precision.is_complex or x + y in "NNTTN"]:
+        for shape in SHAPES:
+            alpha, beta = scalars[case % len(scalars)]
+            verify(session, config, precision, shape, ops, alpha, beta, rng)
+            case += 1
+    verify(session, config, precision, (128, 64, 96), "NN", 1.0, 0.5, rng, gap=0)
+    verify(session, config, precision, (64, 128, 96), "TT", 1.0, 0.0, rng, gap=0)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_a_sample_of_the_space_is_right(session, family, code, rng):
+    precision = PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    configs = list(family.candidates(session.traits, precision))
+    assert configs, "a family that supports a device has a configuration for it"
+    for config in random.Random(7).sample(configs, min(2, len(configs))):
+        verify(session, config, precision, (133, 70, 403), "NN", 1.0, 0.0, rng)
+        verify(session, config, precision, (45, 131, 29), "NN", -0.5, 0.5, rng)
+
+
+@pytest.mark.parametrize("simd_bytes", [16, 32])
+@pytest.mark.parametrize("code", "sdcz")
+def test_narrow_vectors_are_right(session, code, simd_bytes, rng):
+    """What an AVX2, SSE or NEON machine would run, forced here."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    narrow = replace(session.traits, simd_bytes=simd_bytes)
+    config = family.default(narrow, precision)
+    assert config["VW"] * precision.real_bytes == simd_bytes
+    assert not list(family.broken_rules(narrow, precision, config))
+    verify(session, config, precision, (61, 53, 401), "NN", 1.5, 0.5, rng)
+    verify(session, config, precision, (61, 53, 67), "TT", 1.0, 0.0, rng)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_stacks_in_one_launch(session, family, rng):
+    precision = PRECISIONS["s"]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    a = rng.uniform(-1, 1, (5, 37, 21)).astype(np.float32)
+    b = np.broadcast_to(rng.uniform(-1, 1, (21, 18)).astype(np.float32), (5, 21, 18))
+    c = np.full((5, 18, 37), np.nan, np.float32).swapaxes(1, 2)
+    run_once(session, config, Operand(a), Operand(b), c, poison=True)
+    reference.assert_within_bound(
+        c, reference.wide(a) @ reference.wide(b), np.abs(a) @ np.abs(b), 21, precision.eps
+    )
+
+
+@pytest.mark.parametrize("far", ["a", "b", "c"])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_elements_beyond_2_31(session, family, far, rng):
+    """A leading dimension so large that the last column starts beyond 2^31 elements."""
+    if session.traits.max_allocation < 2**34 and not session.traits.system_svm:
+        pytest.skip(f"{session.traits.describe()} allocates {session.traits.max_allocation} bytes at most")
+    precision = PRECISIONS["s"]
+    skip_unsupported(session, family, precision)
+    m = n = k = 4
+    ld = 2**30 // 4 * 3 + 5
+    try:
+        memory = np.empty((4, ld), np.float32)  # never touched outside the four columns
+    except MemoryError:
+        pytest.skip("this machine cannot reserve 13 GB of address space")
+    parts = {x: random_matrix(rng, precision, 4, 4) for x in "abc"}
+    memory.T[:4] = parts[far]
+    parts[far] = memory.T[:4]
+    want, size = reference.gemm(1.0, parts["a"], parts["b"], 0.5, parts["c"])
+    config = family.default(session.traits, precision)
+    run_once(session, config, Operand(parts["a"]), Operand(parts["b"]), parts["c"], 1.0, 0.5)
+    assert describe(Operand(parts["a"]), Operand(parts["b"]), parts["c"], reads_c=True).m == m
+    reference.assert_within_bound(parts["c"], want, size, n * k, precision.eps)
+
+
+@pytest.mark.parametrize("code", "sc")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_results_repeat_bit_by_bit(session, family, code, rng):
+    precision = PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    a, b = (operand(rng, precision, 97, 97, "N", 0) for _ in "ab")
+    results = []
+    for _ in range(10):
+        c = np.full((97, 97), np.nan, precision.dtype, order="F")
+        run_once(session, config, a, b, c, poison=True)
+        results.append(c.tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_plans_are_data(session, family, code):
+    """Arguments fit the signature, and every name in them is one that execute knows."""
+    precision = PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    x = np.zeros((70, 70), precision.dtype, order="F")
+    problem = describe(Operand(x), Operand(x), x, reads_c=False)
+    plan = family.plan(session.traits, problem, config)
+    assert plan == family.plan(session.traits, problem, config)
+    assert hash(plan)
+    for step in plan.steps:
+        assert len(step.args) == len(step.kernel.signature)
+        assert {x for x in step.args if isinstance(x, str)} <= SLOTS
+        assert all(g % local == 0 for g, local in zip(step.global_size, step.local_size, strict=True))
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_defaults_break_no_rule(session, family, code):
+    precision = PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    assert list(family.broken_rules(session.traits, precision, config)) == []
+    assert family.is_valid(session.traits, precision, config)
