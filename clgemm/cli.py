@@ -71,7 +71,9 @@ def _print_parameters(session: Session) -> None:
             tuned_or_none = tuner.stored_parameters(store, traits, precision)
             if tuned_or_none is None:
                 why = store.why_unused()
-                print(f"  {code}: not tuned yet; the first call will" + (f" ({why})" if why else ""))
+                print(
+                    f"  {code}: not tuned yet; the first call will" + (f" ({why})" if why else "")
+                )
                 continue
             tuned = tuned_or_none
         print(f"  {code}: from {tuned.origin}")
@@ -113,10 +115,12 @@ def _demo_line(precision: Precision, n: int) -> bool:
     theirs = getattr(scipy.linalg.blas, precision.code + "gemm")
     bound = 2 * n * precision.eps * (np.abs(a) @ np.abs(b))
     error = float(np.max(np.abs(ours(1.0, a, b) - theirs(1.0, a, b)) / bound))
-    times = timing.side_by_side({
-        "SciPy": lambda: theirs(1.0, a, b),
-        "clgemm": lambda: ours(1.0, a, b),
-    })
+    times = timing.side_by_side(
+        {
+            "SciPy": lambda: theirs(1.0, a, b),
+            "clgemm": lambda: ours(1.0, a, b),
+        }
+    )
     flops = Gemm(
         precision.code, n, n, n, 1, False, False, n, 0, False, False, n, 0, n, 0, False, True
     ).flops

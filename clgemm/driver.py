@@ -1,7 +1,7 @@
 """Arrays in, array out: one gemm from NumPy operands to the caller's C.
 
-Everything both faces share is decided here or below: quick returns, the row-major rewrite, copies of
-what BLAS cannot express, where to run, and how the data gets there.
+Everything both faces share is decided here or below: quick returns, the row-major rewrite, copies
+of what BLAS cannot express, where to run, and how the data gets there.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class Ready:
             if self._scratch_bytes:
                 bound["scratch"] = session.scratch(self._scratch_bytes)
             for kernel, global_size, local_size, args in self._launches:
-                kernel.set_args(*[bound[x] if type(x) is str else x for x in args])
+                values_in_order: list[Any] = [bound[x] if type(x) is str else x for x in args]
+                kernel.set_args(*values_in_order)
                 event = cl.enqueue_nd_range_kernel(session.queue, kernel, global_size, local_size)
             session.queue.flush()
         event.wait()

@@ -48,15 +48,17 @@ class Precision:
         return float(np.finfo(self.dtype).eps)
 
 
-PRECISIONS: Mapping[str, Precision] = MappingProxyType({
-    "s": Precision("s", np.dtype(np.float32), "float", is_complex=False),
-    "d": Precision("d", np.dtype(np.float64), "double", is_complex=False),
-    "c": Precision("c", np.dtype(np.complex64), "float", is_complex=True),
-    "z": Precision("z", np.dtype(np.complex128), "double", is_complex=True),
-})
-BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType({
-    precision.dtype: precision for precision in PRECISIONS.values()
-})
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        "s": Precision("s", np.dtype(np.float32), "float", is_complex=False),
+        "d": Precision("d", np.dtype(np.float64), "double", is_complex=False),
+        "c": Precision("c", np.dtype(np.complex64), "float", is_complex=True),
+        "z": Precision("z", np.dtype(np.complex128), "double", is_complex=True),
+    }
+)
+BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType(
+    {precision.dtype: precision for precision in PRECISIONS.values()}
+)
 
 
 class Gemm(NamedTuple):
@@ -191,7 +193,7 @@ def layout_of(x: NDArray[Any]) -> Layout | None:
     row_step, column_step = x.strides[-2:]
     stride = x.strides[0] if x.ndim > 2 and x.shape[0] > 1 else 0
     if rows == 1:
-        # One row has no row step; calling it the leading dimension's opposite keeps it a column walk.
+        # One row has no step from row to row; only the walk along it counts.
         trans, ld = (True, columns * size) if column_step == size else (False, column_step)
     elif columns == 1:
         trans, ld = (False, rows * size) if row_step == size else (True, row_step)

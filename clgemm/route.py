@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from clgemm.traits import DeviceTraits
 
 SMALL_FLOPS = 2 * 64**3
-"""Up to a 64-square product a launch costs more than SciPy's whole call on every device measured."""
+"""Up to a 64-square product a launch costs more than SciPy's whole call, wherever measured."""
 
 
 def route(traits: DeviceTraits, problem: Gemm, largest_bytes: int) -> Literal["device", "host"]:

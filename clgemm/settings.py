@@ -1,7 +1,7 @@
 """Every environment variable of clgemm, read and checked in one place, at each use.
 
-A value that cannot be read is reported once as a warning and the default is taken: a typing error in
-a variable must not break a program that only multiplies matrices.
+A value that cannot be read is reported once as a warning and the default is taken: a typing error
+in a variable must not break a program that only multiplies matrices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _warn_once(message: str) -> None:
 
 
 def device() -> str:
-    """``CLGEMM_DEVICE``: "nvidia", "pocl:0", any part of a platform's or device's name; "" to choose."""
+    """``CLGEMM_DEVICE``: "nvidia", "pocl:0", any part of a platform's or device's name, or ""."""
     return os.environ.get("CLGEMM_DEVICE", "").strip()
 
 
@@ -57,7 +57,7 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
 
 
 def tuning_enabled() -> bool:
-    """``CLGEMM_TUNE``: "off" takes each family's defaults and neither searches nor reads the store."""
+    """``CLGEMM_TUNE``: "off" takes a family's defaults and neither searches nor reads the store."""
     text = os.environ.get("CLGEMM_TUNE", "").strip().lower()
     if text in {"0", "no", "false"}:
         return False

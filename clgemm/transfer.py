@@ -32,14 +32,15 @@ class _Span:
 
 def span_bytes(x: NDArray[Any]) -> int:
     """Count the bytes from the first to the last element of an array with no negative stride."""
-    return sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)) + x.itemsize
+    gaps = sum((n - 1) * step for n, step in zip(x.shape, x.strides, strict=True))
+    return int(gaps) + x.itemsize
 
 
 def _alias(x: NDArray[Any]) -> NDArray[Any]:
     """Return a flat, writeable view of the memory that `x` spans.
 
-    pyopencl takes contiguous writeable buffers only.  That a read-only operand stays unwritten is the
-    kernels' contract: they declare A and B const.  The caller keeps `x` alive.
+    pyopencl takes contiguous writeable buffers only.  That a read-only operand stays unwritten is
+    the kernels' contract: they declare A and B const.  The caller keeps `x` alive.
     """
     return np.asarray(_Span(x))
 
@@ -100,7 +101,7 @@ def _once(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _pieces(x: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
-    """Cut a stack into matrices, each with its place in dense memory; one piece if it has no gaps."""
+    """Cut a stack into matrices, each with its place in dense memory; one piece without gaps."""
     x = _once(x)
     matrices = [x] if x.ndim == 2 else list(x)
     if len(matrices) > 1 and x.nbytes == span_bytes(x):
@@ -154,7 +155,7 @@ def download(session: Session, buffer: Any, x: NDArray[Any]) -> None:
 def _overlaps_itself(x: NDArray[Any]) -> bool:
     """Tell whether columns share memory (sliding windows): no rectangle has such a pitch."""
     columns = x if x.strides[0] == x.itemsize else x.T
-    return columns.strides[1] < columns.shape[0] * x.itemsize
+    return bool(columns.strides[1] < columns.shape[0] * x.itemsize)
 
 
 def _solid(x: NDArray[Any]) -> NDArray[Any]:

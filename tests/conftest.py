@@ -8,20 +8,22 @@ import tempfile
 import numpy as np
 import pytest
 
-# Before clgemm reads them: tests must neither use nor change the user's own cache, must not depend on
-# timings, and must reach the device with matrices small enough to check thoroughly.
+# Before clgemm reads them: tests must neither use nor change the user's own cache, must not depend
+# on timings, and must reach the device with matrices small enough to check thoroughly.
 os.environ["CLGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-tests-")
 os.environ.setdefault("CLGEMM_TUNE", "off")
 os.environ.setdefault("CLGEMM_ROUTE", "device")
 
-from clgemm import settings  # noqa: E402 - after the environment is set
-from clgemm.runtime import devices  # noqa: E402
-from clgemm.runtime import session as sessions  # noqa: E402
+from clgemm import settings
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
 
 
 def working_devices() -> list[devices.Found]:
     """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names."""
-    return [f for f in devices.wanted(devices.find(), settings.device()) if not devices.works(f.device)]
+    return [
+        f for f in devices.wanted(devices.find(), settings.device()) if not devices.works(f.device)
+    ]
 
 
 DEVICES = working_devices()
@@ -29,7 +31,7 @@ DEVICES = working_devices()
 
 @pytest.fixture(params=DEVICES, ids=lambda found: found.traits.platform.split()[0])
 def session(request: pytest.FixtureRequest) -> sessions.Session:
-    """A session on each device present, in turn."""
+    """Give a session on each device present, in turn."""
     return sessions.open_session(request.param)
 
 

@@ -24,11 +24,14 @@ def assert_within_bound(got, want, size, k, eps):
     """Fail unless |got - want| <= (k + 8) * eps * size in every element.
 
     (k + 8) * eps is the a-priori bound of a product of depth k, each product and sum rounded once
-    and complex ones up to four times, with alpha and beta on top; `size` is |alpha||A||B| + |beta||C|.
+    and complex ones up to four times, with alpha and beta on top; `size` is
+    |alpha||A||B| + |beta||C|.
     """
     __tracebackhide__ = True
     tiny = np.finfo(got.dtype).tiny * (k + 8)
     excess = np.abs(wide(got) - want) - (k + 8) * eps * size - tiny
     if excess.size and not np.max(excess) <= 0:
         i = np.unravel_index(np.argmax(np.where(np.isnan(excess), np.inf, excess)), excess.shape)
-        raise AssertionError(f"at {i}: {got[i]!r} instead of {want[i]!r}, bound {size[i]!r} * {k + 8} eps")
+        raise AssertionError(
+            f"at {i}: {got[i]!r} instead of {want[i]!r}, bound {size[i]!r} * {k + 8} eps"
+        )

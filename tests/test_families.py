@@ -14,7 +14,15 @@ from clgemm.kernels.family import SLOTS
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.tuning.trial import random_matrix, run_once
 
-SHAPES = [(1, 1, 1), (2, 3, 1), (1, 131, 7), (127, 1, 64), (61, 53, 67), (33, 13, 401), (150, 97, 32)]
+SHAPES = [
+    (1, 1, 1),
+    (2, 3, 1),
+    (1, 131, 7),
+    (127, 1, 64),
+    (61, 53, 67),
+    (33, 13, 401),
+    (150, 97, 32),
+]
 OPS = ("N", "T", "C", "R")  # R: conjugated, not transposed, as row-major C makes of C
 
 
@@ -52,7 +60,9 @@ def verify(session, config, precision, shape, ops, alpha, beta, rng, gap=None):
 
 def skip_unsupported(session, family, precision):
     if not family.supports(session.traits, precision):
-        pytest.skip(f"{family.name} does not support {precision.code} on {session.traits.describe()}")
+        pytest.skip(
+            f"{family.name} does not support {precision.code} on {session.traits.describe()}"
+        )
 
 
 @pytest.mark.parametrize("code", "sdcz")
@@ -119,7 +129,9 @@ def test_stacks_in_one_launch(session, family, rng):
 def test_elements_beyond_2_31(session, family, far, rng):
     """A leading dimension so large that the last column starts beyond 2^31 elements."""
     if session.traits.max_allocation < 2**34 and not session.traits.system_svm:
-        pytest.skip(f"{session.traits.describe()} allocates {session.traits.max_allocation} bytes at most")
+        pytest.skip(
+            f"{session.traits.describe()} allocates {session.traits.max_allocation} bytes at most"
+        )
     precision = PRECISIONS["s"]
     skip_unsupported(session, family, precision)
     m = n = k = 4
@@ -168,7 +180,9 @@ def test_plans_are_data(session, family, code):
     for step in plan.steps:
         assert len(step.args) == len(step.kernel.signature)
         assert {x for x in step.args if isinstance(x, str)} <= SLOTS
-        assert all(g % local == 0 for g, local in zip(step.global_size, step.local_size, strict=True))
+        assert all(
+            g % local == 0 for g, local in zip(step.global_size, step.local_size, strict=True)
+        )
 
 
 @pytest.mark.parametrize("code", "sdcz")

@@ -43,7 +43,7 @@ class Tiles(NamedTuple):
     nt: int
     mc: int
     kc: int
-    count: int
+    tiles: int
 
 
 class CpuPacked(KernelFamily):
@@ -124,7 +124,11 @@ class CpuPacked(KernelFamily):
         cuts = [
             (cut_m, max(least_n, cut_n))
             for cut_m in range(1, min(traits.compute_units, m_panels) + 1)
-            for cut_n in {1, -(-traits.compute_units // cut_m), -(-2 * traits.compute_units // cut_m)}
+            for cut_n in {
+                1,
+                -(-traits.compute_units // cut_m),
+                -(-2 * traits.compute_units // cut_m),
+            }
         ]
         cut_m, cut_n = min(cuts, key=lambda cut: (cost(*cut), cut))
         mt = -(-m_panels // cut_m) * mr
@@ -137,7 +141,7 @@ class CpuPacked(KernelFamily):
         """One launch of as many workers as there are compute units and tiles."""
         precision = precision_of(problem)
         tiles = self.tiles(traits, problem, config)
-        workers = min(traits.compute_units, tiles.count)
+        workers = min(traits.compute_units, tiles.tiles)
         elements = (tiles.mc + config["MR"] + tiles.nt + config["NR"]) * tiles.kc
         reals = elements * (2 if precision.is_complex else 1)
         # The odd cache lines keep the workers' scratch off the same cache sets.

@@ -50,7 +50,7 @@ class Direct(KernelFamily):
         return iter(())
 
     def worth_tuning(self, traits: DeviceTraits) -> bool:
-        """It is what remains when nothing else works, not a competitor."""
+        """Tell that it is what remains when nothing else works, not a competitor."""
         del traits
         return False
 

@@ -81,7 +81,7 @@ GEMM_SIGNATURE = "iiiee" + "plll" + "ii" + "plll" + "ii" + "plll" + "l"
 
 
 def gemm_args(g: Gemm) -> tuple[Arg, ...]:
-    """Give the common first arguments of a gemm kernel: sizes, scalars, the three matrices, batch."""
+    """Give the common first arguments of a gemm kernel: sizes, scalars, three matrices, batch."""
     return (
         g.m, g.n, g.k, "alpha", "beta",
         "a", "offset_a", g.lda, g.stride_a, int(g.trans_a), int(g.conj_a),
@@ -127,7 +127,7 @@ class KernelFamily(ABC):
         """Lay out the launches for a problem."""
 
     def worth_tuning(self, traits: DeviceTraits) -> bool:
-        """Tell whether the family can win on such a device; if not, it serves only when asked for."""
+        """Tell whether the family can win on such a device; if not, it only serves when asked."""
         del traits
         return True
 

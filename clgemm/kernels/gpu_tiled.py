@@ -33,7 +33,6 @@ MODEST = ((64, 64, 16, 8, 4), (64, 64, 8, 8, 4), (32, 32, 8, 4, 4))  # MC, NC, K
 MAX_MICRO_REALS = 160  # accumulators beyond this spill to memory on every GPU known
 
 
-
 class GpuTiled(KernelFamily):
     """Double-buffered macro-tiles in local memory."""
 
@@ -93,7 +92,10 @@ class GpuTiled(KernelFamily):
             yield "a work-group has at least two groups of lanes"
         if items and ((mc * kc) % (vw * items) or (nc * kc) % (vw * items)):
             yield "every work-item moves the same number of vectors"
-        if mr * nr * (2 if precision.is_complex else 1) * precision.real_bytes > 4 * MAX_MICRO_REALS:
+        if (
+            mr * nr * (2 if precision.is_complex else 1) * precision.real_bytes
+            > 4 * MAX_MICRO_REALS
+        ):
             yield "the micro-tile fits the registers"
         if self.local_bytes(precision, config) > traits.local_memory:
             yield "both buffers of both operands fit the local memory"
@@ -105,7 +107,7 @@ class GpuTiled(KernelFamily):
         return 2 * config["KC"] * width * precision.itemsize
 
     def accepts(self, problem: Gemm) -> bool:
-        """The number of macro-tiles must fit an int."""
+        """Tell whether the number of macro-tiles fits an int."""
         return super().accepts(problem) and problem.m * problem.n // 1024 < INT32_MAX // 2
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:

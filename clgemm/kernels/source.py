@@ -1,4 +1,4 @@
-"""From a KernelSpec to OpenCL C text: a header of defines, then the family's files spliced together."""
+"""From a KernelSpec to OpenCL C text: a header of defines, then the family's files spliced."""
 
 from __future__ import annotations
 

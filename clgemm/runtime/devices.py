@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from clgemm import settings
 from clgemm.errors import ClgemmWarning, DeviceError
+from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
@@ -157,7 +158,7 @@ def works(device: cl.Device) -> str:
     try:
         context = cl.Context([device])
         queue = cl.CommandQueue(context)
-        kernel = cl.Kernel(cl.Program(context, PROBE).build(cache_dir=False), "probe")
+        kernel = opencl.make_kernel(opencl.build(context, PROBE), "probe", [None])
         memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
         answer = bytearray((1).to_bytes(4, sys.byteorder))
         cl.enqueue_copy(queue, memory, answer)
@@ -165,7 +166,7 @@ def works(device: cl.Device) -> str:
         cl.enqueue_nd_range_kernel(queue, kernel, (1,), (1,))
         cl.enqueue_copy(queue, answer, memory)
         queue.finish()
-    except Exception as error:  # noqa: BLE001 - a broken driver may raise anything; the text is kept
+    except Exception as error:  # noqa: BLE001 - a broken driver may raise anything
         return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
     value = int.from_bytes(answer, sys.byteorder)
     return "" if value == 42 else f"the probe kernel computed {value} instead of 42"
@@ -186,7 +187,7 @@ def find() -> tuple[Found, ...]:
 
 
 def _speed(traits: DeviceTraits) -> tuple[bool, int, bool, int]:
-    """Order devices: GPUs first, then by lanes; of two runtimes for one CPU the one with less overhead."""
+    """Order devices: GPUs first, then by lanes; of two runtimes for a CPU the quicker to launch."""
     lanes = traits.compute_units * traits.simd_bytes
     return traits.kind == "gpu", lanes, traits.system_svm, traits.clock_mhz
 
@@ -229,7 +230,8 @@ def choose() -> tuple[Found, str]:
             reason = f"CLGEMM_DEVICE={wish}" if wish else _reason(candidate, candidates)
             return candidate, reason
         warnings.warn(
-            f"OpenCL device {candidate.traits.describe()} is skipped, it cannot run a kernel: {fault}",
+            f"OpenCL device {candidate.traits.describe()} is skipped, "
+            f"it cannot run a kernel: {fault}",
             ClgemmWarning,
             stacklevel=3,
         )

@@ -11,7 +11,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+__all__ = ["build", "cl", "disable_caches", "error_name", "load", "make_kernel"]
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 
@@ -47,6 +50,23 @@ def disable_caches() -> None:
     load()._PYOPENCL_NO_CACHE = True  # noqa: SLF001 - pyopencl offers no public way after import
 
 
+def build(context: cl.Context, text: str) -> cl.Program:
+    """Compile a program from source, past pyopencl's cache of binaries."""
+    with warnings.catch_warnings():
+        # Compilers greet ("kernel was not vectorized"); what they refuse still raises.
+        warnings.simplefilter("ignore")
+        # False keeps pyopencl's cache out; its annotations know None only.
+        program: Any = cl.Program(context, text)
+        program.build(cache_dir=False)
+    return cast("cl.Program", program)
+
+
+def error_name(error: cl.Error) -> str:
+    """Return the OpenCL name of an error, such as INVALID_BUFFER_SIZE."""
+    status: Any = cl.status_code
+    return str(status.to_string(error.code, "code %d"))
+
+
 def make_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
     """Create a kernel object whose scalar arguments have the given types (None: a pointer).
 
@@ -56,7 +76,7 @@ def make_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
         return _typed_kernel(program, name, dtypes)
     except cl.Error:
         raise
-    except Exception:  # noqa: BLE001 - an unusable cache shows as anything: OSError, sqlite3, KeyError
+    except Exception:  # noqa: BLE001 - a cache fails with OSError, KeyError, sqlite3's errors ...
         disable_caches()
         return _typed_kernel(program, name, dtypes)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OPTIONS: list[str] = []
-"""No option that relaxes arithmetic: NaN, infinities and signed zeros behave as in BLAS."""
 LOG_LINES = 20
 
 
@@ -50,12 +47,10 @@ class Programs:
     def _build(self, spec: KernelSpec) -> cl.Kernel:
         start = time.perf_counter()
         try:
-            with warnings.catch_warnings():
-                # Compilers greet ("Kernel cpu_packed was not vectorized"); refusals still raise.
-                warnings.simplefilter("ignore")
-                program = cl.Program(self._context, source.text(spec))
-                program.build(OPTIONS, cache_dir=False)
-                kernel = opencl.make_kernel(program, spec.name, argument_types(spec))
+            # No build option, so none that relaxes arithmetic: NaN, infinities and signed zeros
+            # behave as in BLAS.
+            program = opencl.build(self._context, source.text(spec))
+            kernel = opencl.make_kernel(program, spec.name, argument_types(spec))
         except (cl.Error, RuntimeError) as error:
             lines = str(error).strip().splitlines()
             raise BuildError(

@@ -1,7 +1,8 @@
-"""One device in use: context, queue, kernels and scratch.  The rules for threads and forks live here.
+"""One device in use: context, queue, kernels, scratch.  The rules for threads and forks live here.
 
-Threads share a session.  Its queue runs in order, so launches of different threads follow each other
-and may share scratch memory; `Session.lock` covers what must stay together (arguments, then launch).
+Threads share a session.  Its queue runs in order, so launches of different threads follow each
+other and may share scratch memory; `Session.lock` covers what must stay together (arguments, then
+launch).
 
 A forked child inherits handles that no longer work.  It forgets them without releasing them, and
 opens a session of its own where the driver allows it.
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clgemm.errors import DeviceError
-from clgemm.runtime import devices
+from clgemm.runtime import devices, opencl
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from clgemm.tuning.tuner import Tuned
 
 OUT_OF_MEMORY = frozenset({
-    "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY",
+    "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
+    "OUT_OF_HOST_MEMORY",
 })  # fmt: skip
 
 
@@ -60,7 +62,7 @@ class Session:
         self._scratch: cl.Buffer | None = None
 
     def scratch(self, nbytes: int) -> cl.Buffer:
-        """Return scratch memory of at least `nbytes`; hold `lock` until its last use is enqueued."""
+        """Return scratch of at least `nbytes`; hold `lock` until its last use is enqueued."""
         if self._scratch is None or self._scratch.size < nbytes:
             # The queue keeps the smaller one alive until its last launch has ended.
             self._scratch = None
@@ -71,7 +73,7 @@ class Session:
         """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
         with self.lock:
             memory = self.scratch(nbytes)
-            cl.enqueue_fill_buffer(self.queue, memory, np.float64("nan"), 0, memory.size // 8 * 8)
+            cl.enqueue_fill_buffer(self.queue, memory, np.array(np.nan), 0, memory.size // 8 * 8)
 
     def require(self, precision: Precision) -> None:
         """Refuse a precision that the device does not have.
@@ -94,7 +96,7 @@ def translated_errors(where: str) -> Iterator[None]:
     try:
         yield
     except cl.Error as error:
-        code = cl.status_code.to_string(error.code, default_format="code %d")
+        code = opencl.error_name(error)
         if code in OUT_OF_MEMORY:
             raise MemoryError(
                 f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
@@ -164,7 +166,7 @@ def _after_fork_in_child() -> None:
     global _lock, _current  # noqa: PLW0603 - see current()
     _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
     for session in _sessions.values():
-        # Releasing an inherited handle may hang; one reference too many keeps it from ever happening.
+        # Releasing an inherited handle may hang; one reference too many keeps that away.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         _inherited.append(session)
     _sessions.clear()

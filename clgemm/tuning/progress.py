@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from clgemm.tuning.trial import Outcome
 
 
@@ -22,12 +24,15 @@ class Progress:
         self._real_flops = 8 if code in "cz" else 2
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self._write(f"{self._title} ...")
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._write("")
 

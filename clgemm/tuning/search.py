@@ -91,7 +91,7 @@ class Search:
         return next((c for c in configs if c not in self._tried), None)
 
     def _neighbours(self) -> Iterator[Config]:
-        """Yield what differs from a size class' best in one parameter, or two where one cannot move."""
+        """Yield what differs from a size class' best in one parameter, then in two."""
         for size_class in self.best():
             start = self.ranking(size_class)[0].config
             family = self._families[start.family]

@@ -21,7 +21,9 @@ from clgemm.errors import ClgemmWarning
 
 try:
     import fcntl
-except ImportError:  # Windows: merging stays atomic per file, without the lock around read and replace
+except (
+    ImportError
+):  # Windows: merging stays atomic per file, without the lock around read and replace
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -110,8 +112,8 @@ class Store:
         except OSError as error:
             _warn_once(
                 f"write {self.path}",
-                f"tuned parameters cannot be written to {self.path} ({error}); they are kept for this "
-                "process only. Set CLGEMM_CACHE_DIR to a directory that can be written",
+                f"tuned parameters cannot be written to {self.path} ({error}); they are kept "
+                "for this process only. Set CLGEMM_CACHE_DIR to a directory that can be written",
             )
             return False
         return True
@@ -120,7 +122,9 @@ class Store:
         """Note a candidate that is about to run, in case it takes everything down with it."""
         with suppress(OSError):  # `write` reports a directory that cannot be written
             self._journal.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self._journal, {"kernels": self._head["kernels"], "candidate": dict(candidate)})
+            _replace(
+                self._journal, {"kernels": self._head["kernels"], "candidate": dict(candidate)}
+            )
 
     def end(self) -> None:
         """Note that the candidate has ended, well or not."""

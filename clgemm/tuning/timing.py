@@ -76,7 +76,9 @@ def _busy_ticks() -> tuple[float, float] | None:
         return None
     user, nice, system, _idle, _wait, irq, soft, steal = (int(x) for x in lines[0].split()[1:9])
     own = os.times()
-    return user + nice + system + irq + soft + steal, (own.user + own.system) * os.sysconf("SC_CLK_TCK")
+    return user + nice + system + irq + soft + steal, (own.user + own.system) * os.sysconf(
+        "SC_CLK_TCK"
+    )
 
 
 def quiet_measure(

@@ -93,7 +93,10 @@ def run_once(
     session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any],
     alpha: complex = 1.0, beta: complex = 0.0, *, poison: bool = False,
 ) -> None:  # fmt: skip
-    """Compute ``c[...] = alpha*a@b + beta*c`` with one configuration; `poison` fills scratch with NaN."""
+    """Compute ``c[...] = alpha*a@b + beta*c`` with one configuration.
+
+    `poison` fills the scratch memory with NaN before.
+    """
     problem = describe(a, b, c, reads_c=beta != 0)
     if not session.traits.unified_memory:
         problem = problem.dense()

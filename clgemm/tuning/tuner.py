@@ -77,9 +77,7 @@ def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily
 
 def store_for(traits: DeviceTraits) -> Store:
     """Return the store of a device's parameters."""
-    return Store(
-        settings.cache_dir(), traits.fingerprint(), traits.identity, source.package_hash()
-    )
+    return Store(settings.cache_dir(), traits.fingerprint(), traits.identity, source.package_hash())
 
 
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from clgemm.kernels.family import Config
 
 log = logging.getLogger(__name__)
 
-# OpenBLAS' workers spin for tens of milliseconds after a call, on the cores that are about to be timed.
+# OpenBLAS' workers spin for tens of milliseconds after a call, on cores that are about to be timed.
 ENVIRONMENT = {"CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 STDERR_TAIL = 400  # characters of a dead child's last words that are kept
 
@@ -49,11 +51,14 @@ class Worker:
         self._answers: queue.Queue[str] = queue.Queue()
         self._stderr: IO[bytes] | None = None
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.stop()
 
