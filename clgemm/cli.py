@@ -129,7 +129,7 @@ def _demo_line(precision: Precision, n: int) -> bool:
     )
     ratio = times["SciPy"].median / times["clgemm"].median
     noisy = "  (noisy machine)" if any(t.noisy for t in times.values()) else ""
-    print(f"{precision.code}gemm    {columns} {ratio:8.2f}x  {error:.3f}{noisy}", flush=True)
+    print(f"{precision.code}gemm    {columns} {ratio:8.2f}x  {error:.1e}{noisy}", flush=True)
     return error <= 1
 
 

@@ -34,6 +34,8 @@ class DeviceTraits:
     """The compiler is clang and lowers its builtins (``__builtin_prefetch``)."""
     fork_safe: bool
     """A forked child may use the device with a context of its own."""
+    caches_programs: bool
+    """The driver keeps compiled programs on disk itself."""
     compute_capability: tuple[int, int] | None = None
     """NVIDIA's, None elsewhere."""
     clock_mhz: int = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.problem import layout_of
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -104,21 +105,32 @@ def _pieces(x: NDArray[Any]) -> list[tuple[int, NDArray[Any]]]:
     """Cut a stack into matrices, each with its place in dense memory; one piece without gaps."""
     x = _once(x)
     matrices = [x] if x.ndim == 2 else list(x)
-    if len(matrices) > 1 and x.nbytes == span_bytes(x):
+    dense = matrices[0].nbytes == span_bytes(matrices[0])
+    if len(matrices) > 1 and dense and x.strides[0] == matrices[0].nbytes:
         return [(0, x)]
     return [(i * m.nbytes, m) for i, m in enumerate(matrices)]
 
 
+def _columns(x: NDArray[Any]) -> tuple[NDArray[Any], int]:
+    """Turn a matrix so that its columns have unit stride; also give the bytes from one to the next.
+
+    The stride of an axis of length 1 says nothing, so `layout_of` decides.
+    """
+    layout = layout_of(x)
+    assert layout is not None  # noqa: S101 - the driver copies what has no layout
+    return (x.T if layout.trans else x), layout.ld * x.itemsize
+
+
 def _rectangle(x: NDArray[Any], offset: int) -> dict[str, Any]:
     """Describe a matrix with gaps between its columns as OpenCL's rectangular copies want it."""
-    columns = x if x.strides[0] == x.itemsize else x.T
+    columns, pitch = _columns(x)
     height, width = columns.shape[0] * x.itemsize, columns.shape[1]
     return {
         "buffer_origin": (offset, 0, 0),
         "host_origin": (0, 0, 0),
         "region": (height, width, 1),
         "buffer_pitches": (height, height * width),
-        "host_pitches": (columns.strides[1], columns.strides[1] * width),
+        "host_pitches": (pitch, pitch * width),
     }
 
 
@@ -154,10 +166,9 @@ def download(session: Session, buffer: Any, x: NDArray[Any]) -> None:
 
 def _overlaps_itself(x: NDArray[Any]) -> bool:
     """Tell whether columns share memory (sliding windows): no rectangle has such a pitch."""
-    columns = x if x.strides[0] == x.itemsize else x.T
-    return bool(columns.strides[1] < columns.shape[0] * x.itemsize)
+    columns, pitch = _columns(x)
+    return pitch < int(columns.shape[0]) * x.itemsize
 
 
 def _solid(x: NDArray[Any]) -> NDArray[Any]:
-    columns = x if x.strides[0] == x.itemsize else x.T
-    return np.ascontiguousarray(columns.T)
+    return np.ascontiguousarray(_columns(x)[0].T)

@@ -1,19 +1,21 @@
-"""Platforms and devices: find them, read their traits, try them, choose one."""
+"""Devices: find them, read their traits, try them, choose one."""
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import logging
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from clgemm import settings
 from clgemm.errors import ClgemmWarning, DeviceError
-from clgemm.runtime import opencl
+from clgemm.runtime import opencl, platforms
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
@@ -37,19 +39,22 @@ class Quirk:
 
 
 # Everything that depends on a driver's name stands here and nowhere else.
+POCL = "Portable Computing Language"
 QUIRKS = (
     Quirk(
-        "Portable Computing Language",
+        POCL,
         "PoCL is clang; a kernel launched in a forked child never starts, even in a new context",
-        (("clang_builtins", True), ("fork_safe", False)),
+        (("clang_builtins", True), ("fork_safe", False), ("caches_programs", True)),
     ),
     Quirk(
         "Intel(R) OpenCL",
         "Intel's runtime is clang and starts its threads anew in a forked child",
         (("clang_builtins", True), ("fork_safe", True)),
     ),
+    Quirk("NVIDIA CUDA", "keeps what it compiled in ~/.nv", (("caches_programs", True),)),
     Quirk("Oclgrind", "interprets LLVM IR, without clang's target builtins",
-          (("kind", "cpu"), ("fork_safe", True), ("unified_memory", True))),
+          (("kind", "cpu"), ("fork_safe", True), ("unified_memory", True),
+           ("caches_programs", True))),
 )  # fmt: skip
 
 PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
@@ -66,48 +71,6 @@ class Found(NamedTuple):
         t = self.traits
         text = f"{t.platform} {t.platform_version} {t.vendor} {t.name} {t.kind}".lower()
         return wish.lower() in text
-
-
-def embedded_platforms() -> list[cl.Platform]:
-    """Bind Intel's CPU runtime from the environment's own lib folder, where `clgemm[cpu]` puts it.
-
-    It registers nothing that an ICD loader would find.  Each OpenCL object carries the table of its
-    functions, so platforms taken from the library itself work through the ordinary loader.
-    """
-    folders = [Path(sys.prefix) / "lib", Path(sys.prefix) / "Library" / "bin"]
-    names = ("libintelocl.so", "intelocl64.dll")
-    library = next((f / n for f in folders for n in names if (f / n).exists()), None)
-    if library is None:
-        return []
-    try:
-        runtime = ctypes.CDLL(str(library))
-        runtime.clGetExtensionFunctionAddress.restype = ctypes.c_void_p
-        runtime.clGetExtensionFunctionAddress.argtypes = [ctypes.c_char_p]
-        address = runtime.clGetExtensionFunctionAddress(b"clIcdGetPlatformIDsKHR")
-    except (OSError, AttributeError) as error:
-        warnings.warn(
-            f"the OpenCL runtime {library} cannot be loaded ({error}); reinstall it with: "
-            "pip install --force-reinstall 'clgemm[cpu]'",
-            ClgemmWarning,
-            stacklevel=2,
-        )
-        return []
-    prototype = ctypes.CFUNCTYPE(
-        ctypes.c_int, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint)
-    )
-    count, ids = ctypes.c_uint(), (ctypes.c_void_p * 8)()
-    if not address or prototype(address)(len(ids), ids, ctypes.byref(count)):
-        return []
-    return [cl.Platform.from_int_ptr(i) for i in ids[: count.value] if i]
-
-
-def _platforms() -> list[cl.Platform]:
-    try:
-        known = list(cl.get_platforms())
-    except cl.Error:
-        known = []  # the loader's way of saying that it knows none
-    names = {p.name for p in known}
-    return known + [p for p in embedded_platforms() if p.name not in names]
 
 
 def read_traits(device: cl.Device) -> DeviceTraits:
@@ -137,6 +100,7 @@ def read_traits(device: cl.Device) -> DeviceTraits:
         system_svm=_has_system_svm(device),
         clang_builtins=False,
         fork_safe=False,
+        caches_programs=False,
         compute_capability=capability,
         clock_mhz=device.max_clock_frequency,
     )
@@ -172,13 +136,27 @@ def works(device: cl.Device) -> str:
     return "" if value == 42 else f"the probe kernel computed {value} instead of 42"
 
 
+def _once_more(platform: cl.Platform) -> list[cl.Device]:
+    """Ask PoCL again with another cache directory: it has no device if it cannot use the user's."""
+    if POCL not in platform.name or "POCL_CACHE_DIR" in os.environ:
+        return []
+    folder = os.environ["POCL_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-pocl-")
+    atexit.register(_remove, folder, os.getpid())
+    return platform.get_devices()
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child, whose parent still uses it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @lru_cache(maxsize=1)
 def find() -> tuple[Found, ...]:
     """List every device of every platform, untried."""
     found = []
-    for platform in _platforms():
+    for platform in platforms.known():
         try:
-            devices = platform.get_devices()
+            devices = platform.get_devices() or _once_more(platform)
         except cl.Error as error:
             log.info("platform %s lists no device: %s", platform.name, error)
             continue

@@ -14,7 +14,16 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
-__all__ = ["build", "cl", "disable_caches", "error_name", "load", "make_kernel"]
+__all__ = [
+    "build",
+    "cl",
+    "disable_caches",
+    "error_name",
+    "from_binary",
+    "load",
+    "make_kernel",
+    "to_binary",
+]
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 
@@ -42,7 +51,7 @@ def load() -> Any:
         return importlib.import_module("pyopencl")
     finally:
         if before is None:
-            del os.environ[_NO_CACHE]
+            os.environ.pop(_NO_CACHE, None)  # another thread may have been faster
 
 
 def disable_caches() -> None:
@@ -51,7 +60,11 @@ def disable_caches() -> None:
 
 
 def build(context: cl.Context, text: str) -> cl.Program:
-    """Compile a program from source, past pyopencl's cache of binaries."""
+    """Compile a program from source, past pyopencl's cache of binaries.
+
+    No build option is given, so none that relaxes arithmetic: NaN, infinities and signed zeros
+    behave as in BLAS.
+    """
     with warnings.catch_warnings():
         # Compilers greet ("kernel was not vectorized"); what they refuse still raises.
         warnings.simplefilter("ignore")
@@ -59,6 +72,19 @@ def build(context: cl.Context, text: str) -> cl.Program:
         program: Any = cl.Program(context, text)
         program.build(cache_dir=False)
     return cast("cl.Program", program)
+
+
+def from_binary(context: cl.Context, binary: bytes) -> cl.Program:
+    """Make a program of what `to_binary` gave for the same device and driver."""
+    program = cl.Program(context, context.devices, [binary])
+    program.build()
+    return program
+
+
+def to_binary(program: cl.Program) -> bytes:
+    """Return what the compiler made of a program for its only device."""
+    binaries: Any = program.get_info(cl.program_info.BINARIES)
+    return bytes(binaries[0])
 
 
 def error_name(error: cl.Error) -> str:

@@ -16,6 +16,7 @@ from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import KernelSpec
+    from clgemm.runtime.binaries import Binaries
     from clgemm.traits import DeviceTraits
 
 log = logging.getLogger(__name__)
@@ -24,11 +25,24 @@ LOG_LINES = 20
 
 
 class Programs:
-    """The kernels of one context."""
+    """The kernels of one context.
 
-    def __init__(self, context: cl.Context, traits: DeviceTraits) -> None:
+    Parameters
+    ----------
+    context : cl.Context
+        Of one device.
+    traits : DeviceTraits
+        Its facts.
+    binaries : Binaries, optional
+        Where compiled programs are kept between processes.
+    """
+
+    def __init__(
+        self, context: cl.Context, traits: DeviceTraits, binaries: Binaries | None = None
+    ) -> None:
         self._context = context
         self._traits = traits
+        self._binaries = binaries
         self._kernels: dict[KernelSpec, cl.Kernel] = {}
 
     def kernel(self, spec: KernelSpec) -> cl.Kernel:
@@ -47,10 +61,7 @@ class Programs:
     def _build(self, spec: KernelSpec) -> cl.Kernel:
         start = time.perf_counter()
         try:
-            # No build option, so none that relaxes arithmetic: NaN, infinities and signed zeros
-            # behave as in BLAS.
-            program = opencl.build(self._context, source.text(spec))
-            kernel = opencl.make_kernel(program, spec.name, argument_types(spec))
+            kernel = opencl.make_kernel(self._program(spec), spec.name, argument_types(spec))
         except (cl.Error, RuntimeError) as error:
             lines = str(error).strip().splitlines()
             raise BuildError(
@@ -60,6 +71,19 @@ class Programs:
             ) from error
         log.debug("built %s in %.3f s", spec, time.perf_counter() - start)
         return kernel
+
+    def _program(self, spec: KernelSpec) -> cl.Program:
+        text = source.text(spec)
+        binary = self._binaries.load(text) if self._binaries else None
+        if binary is not None:
+            try:
+                return opencl.from_binary(self._context, binary)
+            except (cl.Error, RuntimeError) as error:
+                log.info("a stored program was refused and is built again: %s", error)
+        program = opencl.build(self._context, text)
+        if self._binaries:
+            self._binaries.save(text, opencl.to_binary(program))
+        return program
 
 
 def argument_types(spec: KernelSpec) -> list[Any]:

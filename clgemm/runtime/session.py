@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clgemm import settings
 from clgemm.errors import DeviceError
 from clgemm.runtime import devices, opencl
+from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from clgemm.execute import Ready
     from clgemm.problem import Gemm, Precision
+    from clgemm.traits import DeviceTraits
     from clgemm.tuning.tuner import Tuned
 
 OUT_OF_MEMORY = frozenset({
@@ -45,20 +48,24 @@ class Session:
         The device and its traits.
     reason : str
         Why this device was chosen, in words.
+    binaries : Binaries, optional
+        Where its programs are kept between processes.
     """
 
-    def __init__(self, found: devices.Found, reason: str) -> None:
+    def __init__(self, found: devices.Found, reason: str, binaries: Binaries | None = None) -> None:
         self.traits = found.traits
         self.reason = reason
         self.lock = threading.RLock()
         with translated_errors(found.traits.describe()):
             self.context = cl.Context([found.device])
             self.queue = cl.CommandQueue(self.context)
-        self.programs = Programs(self.context, self.traits)
+        self.programs = Programs(self.context, self.traits, binaries)
         self.ready: dict[Gemm, Ready] = {}
         """Built plans by problem; `driver` fills it."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
+        self.tuning = threading.Lock()
+        """Held while parameters are looked up or searched; a forked child's session has its own."""
         self._scratch: cl.Buffer | None = None
 
     def scratch(self, nbytes: int) -> cl.Buffer:
@@ -135,18 +142,27 @@ def current() -> Session | None:
     with _lock:
         if _current is None:
             found, reason = devices.choose()
-            _current = _open(found, reason)
+            _current = _open(found, reason, _binaries(found.traits))
     return _current
 
 
-def _open(found: devices.Found, reason: str) -> Session:
+def _binaries(traits: DeviceTraits) -> Binaries | None:
+    if traits.caches_programs:
+        return None
+    return Binaries(settings.cache_dir() / "programs", traits.fingerprint())
+
+
+def _open(found: devices.Found, reason: str, binaries: Binaries | None = None) -> Session:
     if found not in _sessions:
-        _sessions[found] = Session(found, reason)
+        _sessions[found] = Session(found, reason, binaries)
     return _sessions[found]
 
 
 def open_session(found: devices.Found, reason: str = "asked for") -> Session:
-    """Return the session of a given device, opened by the first call."""
+    """Return the session of a given device, opened by the first call.
+
+    Its programs are not kept on disk: trials build hundreds that nobody needs again.
+    """
     with _lock:
         return _open(found, reason)
 

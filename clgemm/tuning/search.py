@@ -34,7 +34,7 @@ class Search:
     traits, precision
         What for.
     first : sequence of Config
-        Known good configurations, tried before anything else.
+        Known good configurations, tried before anything else if they fit this device.
     """
 
     def __init__(
@@ -47,7 +47,9 @@ class Search:
         self._families = {family.name: family for family in families}
         self._traits = traits
         self._precision = precision
-        self._first = [*first, *(f.default(traits, precision) for f in families)]
+        known = [c for c in first if c.family in self._families]
+        known = [c for c in known if self._families[c.family].is_valid(traits, precision, c)]
+        self._first = [*known, *(f.default(traits, precision) for f in families)]
         self._sample = [c for f in families for c in f.candidates(traits, precision)]
         random.Random(SEED).shuffle(self._sample)  # noqa: S311 - reproducible, not secret
         self._tried: set[Config] = set()

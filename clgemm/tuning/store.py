@@ -60,6 +60,7 @@ class Store:
         self, folder: Path, fingerprint: str, identity: Mapping[str, Any], kernels: str
     ) -> None:
         self.path = folder / f"{fingerprint}.json"
+        self._lock = folder / f"{fingerprint}.lock"
         self._journal = folder / f"{fingerprint}.trying.json"
         self._head = {"schema": SCHEMA, "identity": dict(identity), "kernels": kernels}
 
@@ -78,11 +79,11 @@ class Store:
     def _entries(self, path: Path) -> tuple[dict[str, Any], str]:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}, ""
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             _warn_once(
-                f"read {path}",
+                str(path),
                 f"the tuned parameters in {path} cannot be read ({error}); they are found again. "
                 "Delete the file, or set CLGEMM_CACHE_DIR to another directory",
             )
@@ -106,12 +107,12 @@ class Store:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.with_suffix(".lock")):
+            with _locked(self._lock):
                 entries = self.read() | {precision: dict(entry)}
                 _replace(self.path, self._head | {"precisions": entries})
         except OSError as error:
             _warn_once(
-                f"write {self.path}",
+                str(self.path),
                 f"tuned parameters cannot be written to {self.path} ({error}); they are kept "
                 "for this process only. Set CLGEMM_CACHE_DIR to a directory that can be written",
             )
@@ -120,27 +121,54 @@ class Store:
 
     def begin(self, candidate: Mapping[str, Any]) -> None:
         """Note a candidate that is about to run, in case it takes everything down with it."""
-        with suppress(OSError):  # `write` reports a directory that cannot be written
-            self._journal.parent.mkdir(parents=True, exist_ok=True)
-            _replace(
-                self._journal, {"kernels": self._head["kernels"], "candidate": dict(candidate)}
-            )
+        self._note({"pid": os.getpid(), "candidate": dict(candidate)}, running=True)
 
-    def end(self) -> None:
+    def end(self, candidate: Mapping[str, Any]) -> None:
         """Note that the candidate has ended, well or not."""
-        with suppress(OSError):
-            self._journal.unlink(missing_ok=True)
+        self._note({"pid": os.getpid(), "candidate": dict(candidate)}, running=False)
 
-    def interrupted(self) -> dict[str, Any] | None:
-        """Return the candidate that was running when a tuning run was last killed, if any."""
+    def interrupted(self) -> list[dict[str, Any]]:
+        """Return the candidates that were running when a process was killed, last or earlier."""
+        return [note["candidate"] for note in self._notes() if not _runs_elsewhere(note["pid"])]
+
+    def _note(self, note: Mapping[str, Any], *, running: bool) -> None:
+        with suppress(OSError):  # `write` reports a directory that cannot be written
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self._lock):
+                notes = [x for x in self._notes() if x != note] + [dict(note)] * running
+                if notes:
+                    _replace(self._journal, {"kernels": self._head["kernels"], "running": notes})
+                else:
+                    self._journal.unlink(missing_ok=True)
+
+    def _notes(self) -> list[dict[str, Any]]:
         try:
             data = json.loads(self._journal.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
+        except (OSError, ValueError, RecursionError):
+            return []
         if not isinstance(data, dict) or data.get("kernels") != self._head["kernels"]:
-            return None
-        candidate = data.get("candidate")
-        return candidate if isinstance(candidate, dict) else None
+            return []
+        notes = data.get("running")
+        return [
+            note
+            for note in (notes if isinstance(notes, list) else [])
+            if isinstance(note, dict)
+            and isinstance(note.get("pid"), int)
+            and isinstance(note.get("candidate"), dict)
+        ]
+
+
+def _runs_elsewhere(pid: int) -> bool:
+    """Tell whether another process with this number is alive; False where asking would hurt."""
+    if os.name != "posix" or pid <= 0 or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def _replace(path: Path, data: Mapping[str, Any]) -> None:

@@ -174,10 +174,11 @@ class Trial:
             Check all transposes and time nothing: what a winner must pass.
         """
         try:
-            mismatch = check(self._session, config, self._precision, every=every)
-            if mismatch:
-                return Outcome(config, "wrong", mismatch)
-            seconds = {} if every else self._time(config, best)
+            with sessions.translated_errors(str(config)):
+                mismatch = check(self._session, config, self._precision, every=every)
+                if mismatch:
+                    return Outcome(config, "wrong", mismatch)
+                seconds = {} if every else self._time(config, best)
         except BuildError as error:
             return Outcome(config, "build", str(error))
         except (ClgemmError, MemoryError) as error:

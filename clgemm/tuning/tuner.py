@@ -7,7 +7,6 @@ result is stored and the next process reads it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -40,8 +39,6 @@ HANG_SECONDS = 30.0  # a candidate that needs longer to build, check and time is
 SOME_SECONDS = 0.1  # what a trial takes at least
 RUNNERS_UP = 5  # how far down the ranking a winner is looked for
 
-_lock = threading.Lock()
-
 
 @dataclass(frozen=True)
 class Tuned:
@@ -64,7 +61,7 @@ def config_for(session: Session, problem: Gemm) -> Config:
 
 def tuned_for(session: Session, code: str) -> Tuned:
     """Return the parameters of one precision: from memory, a file or a search."""
-    with _lock:
+    with session.tuning:
         if code not in session.tuned:
             session.tuned[code] = _load_or_search(session, PRECISIONS[code])
         return session.tuned[code]
@@ -117,26 +114,40 @@ def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) 
 
 def _choices(entry: Any, traits: DeviceTraits, precision: Precision) -> dict[str, Config] | None:
     """Read an entry's choices; None unless each is a configuration that this version can run."""
-    try:
-        configs = {name: config_from_json(entry["choices"][name]) for name in SIZE_CLASSES}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    for config in configs.values():
-        family = BY_NAME.get(config.family)
-        if family is None or not family.is_valid(traits, precision, config):
+    choices = {}
+    for name in SIZE_CLASSES:
+        try:
+            config = _config(entry["choices"][name], traits, precision)
+        except (KeyError, TypeError):
             return None
-    return configs
+        if config is None:
+            return None
+        choices[name] = config
+    return choices
+
+
+def _config(data: Any, traits: DeviceTraits, precision: Precision) -> Config | None:
+    """Read a stored configuration; None unless it is a point of a family's space that runs here."""
+    try:
+        config = config_from_json(data)
+        family = BY_NAME[config.family]
+        space = family.space(traits, precision)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return None
+    inside = all(value in space.get(name, ()) for name, value in config.params)
+    good = inside and family.supports(traits, precision)
+    return config if good and family.is_valid(traits, precision, config) else None
 
 
 def _search(session: Session, precision: Precision, store: Store) -> Tuned:
     traits, budget = session.traits, settings.tune_seconds()
     search = Search(competitors(traits, precision), traits, precision)
     outcomes: list[Outcome] = []
-    killer = store.interrupted()
-    if killer is not None:
-        config = config_from_json(killer)
-        search.skip(config)
-        outcomes.append(Outcome(config, "crash", "a tuning run was killed while it was tried"))
+    for killer in store.interrupted():
+        config = _config(killer, traits, precision)
+        if config is not None:
+            search.skip(config)
+            outcomes.append(Outcome(config, "crash", "a tuning run was killed while it was tried"))
     log.info(
         "tuning %sgemm on %s for at most %g s; later processes read the result from %s",
         precision.code, traits.describe(), budget, store.path,
@@ -170,9 +181,12 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
 def _attempt(
     worker: Worker, store: Store, config: Config, best: Mapping[str, float], *, every: bool
 ) -> Outcome:
-    store.begin({"family": config.family, "params": dict(config.params)})
-    outcome = worker.attempt(config, best, every=every, limit=HANG_SECONDS)
-    store.end()
+    candidate = {"family": config.family, "params": dict(config.params)}
+    store.begin(candidate)
+    try:
+        outcome = worker.attempt(config, best, every=every, limit=HANG_SECONDS)
+    finally:  # whoever interrupts a search from the keyboard does not blame the candidate
+        store.end(candidate)
     if not outcome.ok:
         log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
     return outcome

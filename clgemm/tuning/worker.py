@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import clgemm
 from clgemm.errors import TuningError
 from clgemm.tuning.trial import Outcome
 
@@ -95,7 +94,10 @@ class Worker:
             answer = ""
         if not answer:
             return self._post_mortem(config)
-        return Outcome.from_json(json.loads(answer))
+        outcome = Outcome.from_json(json.loads(answer))
+        if outcome.status == "run":
+            self.stop()  # a context in which a launch failed may fail every later one
+        return outcome
 
     def _started(self) -> subprocess.Popen[str]:
         if self._child is not None:
@@ -103,7 +105,7 @@ class Worker:
         if not sys.executable:
             raise TuningError("this Python has no executable of its own to try candidates with")
         # The child must find this very package, installed or not.
-        root = str(Path(clgemm.__file__).parent.parent)
+        root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), root)))
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
         self._child = subprocess.Popen(

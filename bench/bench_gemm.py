@@ -1,0 +1,267 @@
+"""clgemm beside SciPy, NumPy arrays in and NumPy arrays out: one table, and the same as JSON.
+
+    python bench/bench_gemm.py                            # squares in four precisions
+    python bench/bench_gemm.py --set all --json out.json  # with transposes, skinny shapes, stacks
+    python bench/bench_gemm.py --core-types SkylakeX Zen  # SciPy also with forced OpenBLAS kernels
+
+Every result is compared with SciPy's before it is timed.  Times are medians over alternating blocks
+of one run; blocks in which other processes took part of the machine are measured again, and the
+table says how many were.  OpenBLAS picks its kernels when it is loaded, so each forced core type
+runs in a process of its own and is asked to measure in turn with the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg.blas
+
+import clgemm
+from clgemm.cli import versions
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import session as sessions
+from clgemm.tuning import timing, tuner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SQUARES = (256, 512, 1024, 2048, 4096)
+SKINNY = ((37, 4096, 513), (4096, 37, 513), (4096, 4096, 32), (64, 64, 65536))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product to time."""
+
+    code: str
+    m: int
+    n: int
+    k: int
+    ops: str = "NN"
+    order: str = "F"
+    batch: int = 1
+    beta: float = 0.0
+
+    @property
+    def flops(self) -> int:
+        """Operations of one run."""
+        return 2 * self.m * self.n * self.k * self.batch * (4 if self.code in "cz" else 1)
+
+    @property
+    def label(self) -> str:
+        """Name in the table."""
+        size = str(self.n) if self.m == self.n == self.k else f"{self.m}x{self.n}x{self.k}"
+        stack = f" stack of {self.batch}" if self.batch > 1 else ""
+        beta = f" beta {self.beta:g}, overwrite_c" if self.beta else ""
+        return f"{self.code} {self.ops} {self.order} {size}{stack}{beta}"
+
+
+def cases(which: str, codes: str, sizes: list[int]) -> list[Case]:
+    """List the cases of a set."""
+    found: list[Case] = []
+    for code in codes:
+        ops = "NTC" if code in "cz" else "NT"
+        if which in {"squares", "all"}:
+            found += [Case(code, n, n, n) for n in sizes]
+        if which in {"ops", "all"}:
+            found += [
+                Case(code, n, n, n, x + y, order)
+                for n in (1000, 1021, 2047)
+                for order in "FC"
+                for x in ops
+                for y in ops
+            ]
+        if which in {"beta", "all"}:
+            found.append(Case(code, 2048, 2048, 2048, beta=0.5))
+        if which in {"skinny", "all"}:
+            found += [Case(code, *shape) for shape in SKINNY]
+            found.append(Case(code, 96, 96, 96, order="C", batch=200))
+    return found
+
+
+class Work:
+    """The operands of a case, and the ways to multiply them."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        rng = np.random.default_rng(1)
+        a = self._matrix(rng, case.m, case.k, case.ops[0])
+        b = self._matrix(rng, case.k, case.n, case.ops[1])
+        self._a, self._b = a, b
+        self._flags = {"trans_a": "NTC".index(case.ops[0]), "trans_b": "NTC".index(case.ops[1])}
+        self._c = np.zeros((case.m, case.n), PRECISIONS[case.code].dtype, order="F")
+
+    def _matrix(self, rng: np.random.Generator, rows: int, columns: int, op: str) -> NDArray[Any]:
+        case, precision = self._case, PRECISIONS[self._case.code]
+        shape = (rows, columns) if op == "N" else (columns, rows)
+        if case.batch > 1:
+            shape = (case.batch, *shape)  # type: ignore[assignment]
+        x = rng.uniform(-1, 1, shape)
+        if precision.is_complex:
+            x = x + 1j * rng.uniform(-1, 1, shape)
+        return np.asarray(x, precision.dtype, order="C" if case.order == "C" else "F")
+
+    def scipy(self) -> NDArray[Any]:
+        """Multiply with SciPy, a stack with NumPy (the same BLAS)."""
+        if self._case.batch > 1:
+            return np.asarray(np.matmul(self._a, self._b))
+        return self._gemm(getattr(scipy.linalg.blas, self._case.code + "gemm"))
+
+    def clgemm(self) -> NDArray[Any]:
+        """Multiply with clgemm."""
+        if self._case.batch > 1:
+            return np.asarray(clgemm.matmul(self._a, self._b))
+        return self._gemm(getattr(clgemm, self._case.code + "gemm"))
+
+    def _gemm(self, routine: Any) -> NDArray[Any]:
+        more = {"beta": self._case.beta, "c": self._c, "overwrite_c": 1} if self._case.beta else {}
+        return np.asarray(routine(1.0, self._a, self._b, **self._flags, **more))
+
+    def error(self) -> float:
+        """Compare both; 1 is 2 k^1.5 eps max|A| max|B|, which errors of random signs keep."""
+        self._c[...] = 0
+        ours = self.clgemm().copy()
+        self._c[...] = 0
+        theirs = self.scipy().copy()
+        eps = PRECISIONS[self._case.code].eps
+        largest = float(np.max(np.abs(self._a)) * np.max(np.abs(self._b)))
+        return float(np.max(np.abs(ours - theirs)) / (2 * self._case.k**1.5 * eps * largest))
+
+
+class Peer:
+    """SciPy in another process, with a forced OpenBLAS core type."""
+
+    def __init__(self, core_type: str) -> None:
+        self.name = f"SciPy {core_type}"
+        self._child = subprocess.Popen(
+            [sys.executable, __file__, "--peer"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"OPENBLAS_CORETYPE": core_type},
+        )  # fmt: skip
+
+    def measure(self, case: Case) -> timing.Timing:
+        """Let the other process measure one block."""
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(json.dumps(asdict(case)) + "\n")
+        self._child.stdin.flush()
+        return timing.Timing(*json.loads(self._child.stdout.readline()))
+
+    def stop(self) -> None:
+        """End the other process."""
+        self._child.communicate()
+
+
+def answer() -> None:
+    """Be the other process: measure the cases that come on standard input."""
+    last: tuple[Case, Work] | None = None
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        if last is None or last[0] != case:
+            last = case, Work(case)
+        print(json.dumps(timing.quiet_measure(last[1].scipy)), flush=True)
+
+
+def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
+    """Check and time one case."""
+    work = Work(case)
+    error = work.error()
+    if not error <= 1:
+        raise SystemExit(f"{case.label}: WRONG, {error:.3g} times the error bound")
+    blocks: dict[str, list[timing.Timing]] = {}
+    for _ in range(rounds):
+        for name, run in (("clgemm", work.clgemm), ("SciPy", work.scipy)):
+            time.sleep(timing.PAUSE)
+            blocks.setdefault(name, []).append(timing.quiet_measure(run))
+        for peer in peers:
+            time.sleep(timing.PAUSE)
+            blocks.setdefault(peer.name, []).append(peer.measure(case))
+    seconds = {name: statistics.median(t.median for t in ts) for name, ts in blocks.items()}
+    rejected = sum(t.rejected for ts in blocks.values() for t in ts)
+    return {
+        "case": asdict(case),
+        "label": case.label,
+        "error_over_bound": error,
+        "seconds": seconds,
+        "gflops": {name: case.flops / s / 1e9 for name, s in seconds.items()},
+        "ratio": {n: s / seconds["clgemm"] for n, s in seconds.items() if n != "clgemm"},
+        "rejected_blocks": rejected,
+        "noisy": any(t.noisy for ts in blocks.values() for t in ts),
+    }
+
+
+def processor() -> str:
+    """Name the host's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "?")
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print one line of the table."""
+    rates = "".join(f"{row['gflops'][name]:12.1f}" for name in row["gflops"])
+    ratios = "".join(f"{ratio:9.2f}" for ratio in row["ratio"].values())
+    noise = f"  {row['rejected_blocks']} rejected" if row["rejected_blocks"] else ""
+    print(
+        f"{row['label']:34}{rates} |{ratios}{noise}{' NOISY' if row['noisy'] else ''}", flush=True
+    )
+
+
+def main() -> int:
+    """Run the cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--set", default="squares", dest="which",
+                        choices=("squares", "ops", "beta", "skinny", "all"))  # fmt: skip
+    parser.add_argument("--precisions", default="sdcz")
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SQUARES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--core-types", nargs="*", default=[])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peer:
+        answer()
+        return 0
+    session = sessions.current()
+    if session is None:
+        raise SystemExit("no OpenCL device can be used here")
+    head = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": session.traits.describe(),
+        "driver": session.traits.driver_version,
+        "processor": processor(),
+        "versions": versions(),
+        "parameters": {c: tuner.tuned_for(session, c).origin for c in arguments.precisions},
+    }
+    print("\n".join(f"{k}: {v}" for k, v in head.items()))
+    peers = [Peer(name) for name in arguments.core_types]
+    names = ["clgemm", "SciPy", *(p.name for p in peers)]
+    print(f"\n{'GFLOP/s, and ratio to each SciPy':34}" + "".join(f"{n[-11:]:>12}" for n in names))
+    rows = []
+    for case in cases(arguments.which, arguments.precisions, arguments.sizes):
+        rows.append(run_case(case, peers, arguments.rounds))
+        print_row(rows[-1])
+    for peer in peers:
+        peer.stop()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(head | {"rows": rows}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Compiled programs on disk, for drivers that keep none themselves.
+
+A file is the SHA-256 of the binary, then the binary: a torn or damaged one is noticed here and
+never reaches a driver.  Its name hashes the source, the device and the driver, so a new one of any
+makes a new file.  Whatever goes wrong costs a compilation and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+DIGEST_BYTES = 32
+
+
+class Binaries:
+    """A folder of compiled programs for one device.
+
+    Parameters
+    ----------
+    folder : Path
+        Made at the first write.
+    fingerprint : str
+        Of the device and driver.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+
+    def _path(self, text: str) -> Path:
+        key = hashlib.sha256(f"{self._fingerprint}\n{text}".encode()).hexdigest()[:32]
+        return self._folder / f"{key}.bin"
+
+    def load(self, text: str) -> bytes | None:
+        """Return the binary of a source text, None if there is none or it is damaged."""
+        try:
+            data = self._path(text).read_bytes()
+        except OSError:
+            return None
+        digest, binary = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        return binary if hashlib.sha256(binary).digest() == digest else None
+
+    def save(self, text: str, binary: bytes) -> None:
+        """Keep a binary; a folder that cannot be written is the same as no folder."""
+        path = self._path(text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(binary).digest() + binary)
+            Path(name).replace(path)
+        except OSError as error:
+            log.debug("the program cannot be kept in %s: %s", path, error)

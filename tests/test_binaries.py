@@ -1,0 +1,99 @@
+"""Compiled programs on disk: kept, found again, and rebuilt when damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conftest import DEVICES
+
+from clgemm.errors import BuildError
+from clgemm.kernels import BY_NAME
+from clgemm.kernels.family import KernelSpec
+from clgemm.problem import PRECISIONS, Operand
+from clgemm.runtime import opencl
+from clgemm.runtime.binaries import Binaries
+from clgemm.runtime.session import Session
+from clgemm.tuning.trial import run_once
+
+
+def multiply(session):
+    x = np.asfortranarray(np.arange(9, dtype=np.float32).reshape(3, 3))
+    c = np.empty((3, 3), np.float32, order="F")
+    run_once(
+        session,
+        BY_NAME["direct"].default(session.traits, PRECISIONS["s"]),
+        Operand(x),
+        Operand(x),
+        c,
+    )
+    np.testing.assert_array_equal(c, x @ x)
+
+
+@pytest.fixture
+def fresh(session, tmp_path):
+    """Return a maker of sessions that keep programs in a folder of this test."""
+    found = next(f for f in DEVICES if f.traits == session.traits)
+    return lambda: Session(found, "test", Binaries(tmp_path / "programs", "print"))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Count compilations."""
+    texts = []
+    build = opencl.build
+    monkeypatch.setattr(
+        opencl, "build", lambda context, text: texts.append(text) or build(context, text)
+    )
+    return texts
+
+
+def test_second_session_compiles_nothing(fresh, compiled, tmp_path):
+    multiply(fresh())
+    assert len(compiled) == 1
+    assert len(list((tmp_path / "programs").glob("*.bin"))) == 1
+    multiply(fresh())
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 40, None])
+def test_damaged_file_is_built_again(fresh, compiled, tmp_path, damage):
+    multiply(fresh())
+    (path,) = (tmp_path / "programs").glob("*.bin")
+    path.write_bytes(path.read_bytes()[:-1] if damage is None else damage)
+    multiply(fresh())
+    assert len(compiled) == 2
+    multiply(fresh())
+    assert len(compiled) == 2, "the damaged file was replaced"
+
+
+def test_binary_the_driver_refuses_is_built_again(fresh, compiled, monkeypatch):
+    multiply(fresh())
+
+    def refuse(*_):
+        raise RuntimeError("INVALID_BINARY")
+
+    monkeypatch.setattr(opencl, "from_binary", refuse)
+    multiply(fresh())
+    assert len(compiled) == 2
+
+
+def test_unwritable_folder_is_no_obstacle(session, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    found = next(f for f in DEVICES if f.traits == session.traits)
+    multiply(Session(found, "test", Binaries(tmp_path / "file" / "programs", "print")))
+
+
+def test_other_device_or_source_is_another_file(tmp_path):
+    first, second = Binaries(tmp_path, "one"), Binaries(tmp_path, "two")
+    first.save("text", b"binary")
+    assert first.load("text") == b"binary"
+    assert first.load("other text") is None
+    assert second.load("text") is None
+
+
+def test_refused_source_names_device_and_log(session):
+    spec = KernelSpec(("direct.cl",), "direct", (("ELEM", 1),), "i")
+    with pytest.raises(BuildError) as caught:
+        session.programs.kernel(spec)
+    assert session.traits.describe() in str(caught.value)
+    assert "error" in str(caught.value)
