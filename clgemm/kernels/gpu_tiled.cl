@@ -60,21 +60,36 @@
 #define VEC_A (MC * KC / VW / ITEMS)  // vectors of A that a work-item moves a slice
 #define VEC_B (NC * KC / VW / ITEMS)
 
-// Vectors of VW elements, element by element: the compiler turns aligned ones into wide accesses.
-typedef struct __attribute__((aligned(VW * CE * sizeof(REAL)))) {
+// Reals in VW elements, as a number that can be pasted to a type's name.
+#if VW * CE == 1
+#define WIDTH
+#elif VW * CE == 2
+#define WIDTH 2
+#elif VW * CE == 4
+#define WIDTH 4
+#elif VW * CE == 8
+#define WIDTH 8
+#else
+#define WIDTH 16
+#endif
+
+// VW elements, moved as one vector and used one by one.
+typedef CAT(REAL, WIDTH) RealVec;
+typedef union {
+    RealVec whole;
     ELEM e[VW];
 } Vec;
 
 // VW elements of a matrix that lie in a row in memory: first (fast, slow) = (f, s) at x[f + s * ld].
-// Elements beyond the matrix are zero.
+// With `guard`, elements beyond the matrix are zero.
 INLINE Vec load_vec(__global const ELEM *x, long ld, long f, long s, long fast, long slow,
-                    int wide)
+                    int wide, int guard)
 {
     Vec v;
-    if (s < slow && f + VW <= fast) {
+    if (!guard || (s < slow && f + VW <= fast)) {
         __global const ELEM *p = x + f + s * ld;
         if (wide) {
-            v = *(__global const Vec *)p;
+            v.whole = *(__global const RealVec *)p;
         } else {
             UNROLL
             for (int i = 0; i < VW; i++)
@@ -103,7 +118,7 @@ INLINE void store_vec(__local ELEM *tile, int ld, int w, int p, int turned, int 
         UNROLL
         for (int i = 0; i < VW; i++)
             v.e[i] = elem_conj(v.e[i], conj);
-        *(__local Vec *)(tile + p * ld + w) = v;
+        *(__local RealVec *)(tile + p * ld + w) = v.whole;
     }
 }
 
@@ -141,22 +156,22 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
             acc[j][i] = (ELEM)(0);
 
     Vec next_a[VEC_A], next_b[VEC_B];
-#define FETCH(p0)                                                                              \
+#define FETCH(p0, guard)                                                                       \
     UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         const long w = i0 + SLICE_W(q, MC, TRANS_A), p = (p0) + SLICE_P(q, MC, TRANS_A);       \
-        next_a[u] = TRANS_A ? load_vec(a, lda, p, w, k, m, WIDE_A)                             \
-                            : load_vec(a, lda, w, p, m, k, WIDE_A);                            \
+        next_a[u] = TRANS_A ? load_vec(a, lda, p, w, k, m, WIDE_A, guard)                      \
+                            : load_vec(a, lda, w, p, m, k, WIDE_A, guard);                     \
     }                                                                                          \
     UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         const long w = j0 + SLICE_W(q, NC, !TRANS_B), p = (p0) + SLICE_P(q, NC, !TRANS_B);     \
-        next_b[u] = TRANS_B ? load_vec(b, ldb, w, p, n, k, WIDE_B)                             \
-                            : load_vec(b, ldb, p, w, k, n, WIDE_B);                            \
+        next_b[u] = TRANS_B ? load_vec(b, ldb, w, p, n, k, WIDE_B, guard)                      \
+                            : load_vec(b, ldb, p, w, k, n, WIDE_B, guard);                     \
     }
-#define KEEP(stage)                                                                             \
+#define KEEP(stage)                                                                            \
     UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
@@ -170,26 +185,29 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
                   SLICE_P(q, NC, !TRANS_B), !TRANS_B, conj_b, next_b[u]);                      \
     }
 
-    FETCH(0)
+    const int inside = i0 + MC <= m && j0 + NC <= n;  // only the last slice can hang over
+    FETCH(0, 1)
     KEEP(0)
     barrier(CLK_LOCAL_MEM_FENCE);
     int stage = 0;
     for (int p0 = 0; p0 < k; p0 += KC) {
         const int more = k - p0 > KC;
-        if (more) {
-            FETCH((long)p0 + KC)
+        if (more && inside && k - p0 >= 2 * KC) {
+            FETCH((long)p0 + KC, 0)
+        } else if (more) {
+            FETCH((long)p0 + KC, 1)
         }
         UNROLL
         for (int p = 0; p < KC; p++) {
             Vec fa[MR / VW], fb[NR / VW];
             UNROLL
             for (int u = 0; u < MR / VW; u++)
-                fa[u] = *(__local const Vec *)(tile_a + (stage * KC + p) * LD_A +
-                                               (im + u * LANES_M) * VW);
+                fa[u].whole = *(__local const RealVec *)(tile_a + (stage * KC + p) * LD_A +
+                                                         (im + u * LANES_M) * VW);
             UNROLL
             for (int u = 0; u < NR / VW; u++)
-                fb[u] = *(__local const Vec *)(tile_b + (stage * KC + p) * LD_B +
-                                               (in + u * LANES_N) * VW);
+                fb[u].whole = *(__local const RealVec *)(tile_b + (stage * KC + p) * LD_B +
+                                                         (in + u * LANES_N) * VW);
             UNROLL
             for (int j = 0; j < NR; j++)
                 UNROLL
