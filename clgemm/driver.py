@@ -6,14 +6,14 @@ of what BLAS cannot express, where to run, and how the data gets there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from clgemm import host, settings, transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
-from clgemm.problem import BY_DTYPE, Gemm, Operand, describe, layout_of
+from clgemm.problem import BY_DTYPE, PRECISIONS, Gemm, Layout, Operand, describe, layout_of
 from clgemm.route import route
 from clgemm.runtime import session as sessions
 from clgemm.tuning import tuner
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from clgemm.runtime.session import Session
 
+HOST: Literal["host"] = "host"
 READY_PLANS = 4096  # more shapes than this in one process: start over rather than grow
 
 
@@ -73,7 +74,8 @@ def gemm(
     if layout.trans:
         # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
         c, left, right = c.swapaxes(-1, -2), right.turned, left.turned
-    _column_major(alpha, left, right, beta, c)
+        layout = layout._replace(trans=False)
+    _column_major(alpha, left, right, beta, c, layout)
 
 
 def _scale(c: NDArray[Any], beta: complex) -> None:
@@ -84,45 +86,53 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
             c *= c.dtype.type(beta)
 
 
-def _expressible(x: Operand) -> Operand:
-    """Return the operand, copied once if no BLAS layout fits it."""
-    if layout_of(x.data) is not None:
-        return x
+def _expressible(x: Operand) -> tuple[Operand, Layout | None]:
+    """Return the operand with its layout, copied once if no BLAS layout fits it."""
+    layout = layout_of(x.data)
+    if layout is not None:
+        return x, layout
     if x.data.ndim > 2 and x.data.strides[0] == 0:  # a stack of one matrix repeated
-        return Operand(np.broadcast_to(np.array(x.data[0], order="C"), x.data.shape), x.conj)
-    return Operand(np.array(x.data, order="C"), x.conj)
+        x = Operand(np.broadcast_to(np.array(x.data[0], order="C"), x.data.shape), x.conj)
+    else:
+        x = Operand(np.array(x.data, order="C"), x.conj)
+    return x, layout_of(x.data)
 
 
-def _column_major(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
-    precision = BY_DTYPE[c.dtype]
-    session = None if settings.route() == "host" else sessions.current()
+def _column_major(
+    alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any], layout: Layout
+) -> None:
+    wish = settings.route()
+    session = None if wish == "host" else sessions.current()
     if session is None:
-        host.gemm(precision.code, alpha, a, b, beta, c)
+        host.gemm(BY_DTYPE[c.dtype].code, alpha, a, b, beta, c)
         return
-    a, b = _expressible(a), _expressible(b)
-    problem = describe(a, b, c, reads_c=beta != 0)
-    largest = max(transfer.span_bytes(x) for x in (a.data, b.data, c))
-    if route(session.traits, problem, largest) == "host":
-        host.gemm(precision.code, alpha, a, b, beta, c)
-        return
-    session.require(precision)
-    with sessions.translated_errors(f"{precision.code}gemm on {session.traits.describe()}"):
-        on_device = problem if session.traits.unified_memory else problem.dense()
-        ready = _ready(session, on_device)
+    (a, la), (b, lb) = _expressible(a), _expressible(b)
+    problem = describe(a, b, c, reads_c=beta != 0, layouts=(la, lb, layout))
+    if not session.traits.unified_memory:
+        problem = problem.dense()
+    try:
+        ready = session.ready.get((wish, problem)) or _ready(session, wish, problem)
+        if isinstance(ready, str):
+            host.gemm(problem.precision, alpha, a, b, beta, c)
+            return
         a_arg, b_arg = transfer.place(session, a.data), transfer.place(session, b.data)
         c_arg = transfer.place(session, c, read=problem.reads_c)
         ready.run(slots(problem, alpha, beta, a_arg, b_arg, c_arg))
         transfer.fetch(session, c_arg, c)
+    except session.cl.Error as error:
+        raise sessions.translated(error, f"{problem.precision}gemm on {session}") from error
 
 
-def _ready(session: Session, problem: Gemm) -> Ready:
-    """Return the built plan for a problem: a dict hit after the first call."""
-    ready = session.ready.get(problem)
-    if ready is None:
+def _ready(session: Session, wish: str, problem: Gemm) -> Ready | Literal["host"]:
+    """Decide where a problem runs and, if on the device, build its plan: once for each problem."""
+    ready: Ready | Literal["host"] = HOST
+    if route(session.traits, problem, wish) != HOST:
+        session.require(PRECISIONS[problem.precision])
         config = tuner.config_for(session, problem)
         plan = BY_NAME[config.family].plan(session.traits, problem, config)
         with session.lock:
-            if len(session.ready) >= READY_PLANS:
-                session.ready.clear()
-            ready = session.ready[problem] = Ready(session, plan)
+            ready = Ready(session, plan)
+    if len(session.ready) >= READY_PLANS:
+        session.ready.clear()
+    session.ready[wish, problem] = ready
     return ready

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from clgemm.problem import PRECISIONS
-from clgemm.runtime.opencl import cl
+from clgemm.runtime import opencl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from clgemm.kernels.family import Plan
     from clgemm.problem import Gemm
+    from clgemm.runtime.opencl import cl
     from clgemm.runtime.session import Session
 
 
@@ -25,7 +22,7 @@ def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) 
     problem : Gemm
         The problem.
     alpha, beta : complex
-        Scalars; the imaginary parts are dropped in s and d.
+        Scalars within the precision's range; the imaginary parts are dropped in s and d.
     a, b, c : Buffer or SVM
         The operands on the device.
     """
@@ -33,12 +30,13 @@ def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) 
     scalar = precision.dtype.type
     if not precision.is_complex:
         alpha, beta = alpha.real, beta.real
-    with np.errstate(over="ignore"):  # 1e300 becomes inf in single precision, as in SciPy
-        return {
-            "alpha": scalar(alpha), "beta": scalar(beta),
-            "a": a, "b": b, "c": c,
-            "offset_a": 0, "offset_b": 0, "offset_c": 0,
-        }  # fmt: skip
+    return {
+        "alpha": scalar(alpha), "beta": scalar(beta),
+        "a": a, "b": b, "c": c,
+    }  # fmt: skip
+
+
+_Launch = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...], list[Any], list[tuple[int, str]]]
 
 
 class Ready:
@@ -54,29 +52,35 @@ class Ready:
 
     def __init__(self, session: Session, plan: Plan) -> None:
         self._session = session
+        self._enqueue = opencl.load().enqueue_nd_range_kernel
         self._scratch_bytes = plan.scratch_bytes
-        self._launches = [
-            (session.programs.kernel(s.kernel), s.global_size, s.local_size, s.args)
-            for s in plan.steps
+        self._launches: list[_Launch] = [
+            (
+                session.programs.kernel(step.kernel),
+                step.global_size,
+                step.local_size,
+                list(step.args),
+                [(i, name) for i, name in enumerate(step.args) if isinstance(name, str)],
+            )
+            for step in plan.steps
         ]
 
-    def run(self, values: Mapping[str, Any]) -> None:
+    def run(self, values: dict[str, Any]) -> None:
         """Launch every step and wait for the last one; the GIL is released meanwhile.
 
         Parameters
         ----------
-        values : mapping
+        values : dict
             For each name in the plan's arguments (`family.SLOTS` but scratch) what it stands for.
             The caller keeps the memory alive: OpenCL does not.
         """
         session = self._session
         with session.lock:
-            bound = dict(values)
             if self._scratch_bytes:
-                bound["scratch"] = session.scratch(self._scratch_bytes)
-            for kernel, global_size, local_size, args in self._launches:
-                values_in_order: list[Any] = [bound[x] if type(x) is str else x for x in args]
-                kernel.set_args(*values_in_order)
-                event = cl.enqueue_nd_range_kernel(session.queue, kernel, global_size, local_size)
-            session.queue.flush()
+                values["scratch"] = session.scratch(self._scratch_bytes)
+            for kernel, global_size, local_size, args, named in self._launches:
+                for i, name in named:
+                    args[i] = values[name]
+                kernel.set_args(*args)
+                event = self._enqueue(session.queue, kernel, global_size, local_size)
         event.wait()

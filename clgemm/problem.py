@@ -86,13 +86,32 @@ class Gemm(NamedTuple):
     stride_c: int
     reads_c: bool
     """False if beta == 0: C is not read."""
-    aligned: bool
-    """A and B start on a 16-byte boundary."""
+    aligned: bool = False
+    """A and B are known to start on a multiple of `ALIGNMENT`."""
+    offset_a: int = 0
+    """Elements before the first one; so for B and C."""
+    offset_b: int = 0
+    offset_c: int = 0
 
     @property
     def flops(self) -> int:
         """Floating-point operations: 2mnk, four times that for complex elements."""
         return 2 * self.m * self.n * self.k * self.batch * (4 if self.precision in "cz" else 1)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes from the first to the last element of the largest of the three operands."""
+        a_shape = (self.k, self.m) if self.trans_a else (self.m, self.k)
+        b_shape = (self.n, self.k) if self.trans_b else (self.k, self.n)
+        spans = (
+            rows + (columns - 1) * ld + (self.batch - 1) * stride
+            for (rows, columns), ld, stride in (
+                (a_shape, self.lda, self.stride_a),
+                (b_shape, self.ldb, self.stride_b),
+                ((self.m, self.n), self.ldc, self.stride_c),
+            )
+        )
+        return max(spans) * PRECISIONS[self.precision].itemsize
 
     @property
     def size_class(self) -> str:
@@ -112,11 +131,11 @@ class Gemm(NamedTuple):
             stride_b=b_shape[0] * b_shape[1] if self.stride_b else 0,
             ldc=self.m,
             stride_c=self.m * self.n,
-            aligned=True,
+            aligned=True,  # as every buffer is
         )
 
 
-ALIGNMENT = 16  # bytes; what kernels may assume where a problem says `aligned`
+ALIGNMENT = 16  # bytes; what kernels rely on where a problem says `aligned`
 SIZE_CLASSES = ("large", "small", "skinny")
 SKINNY = 64  # fewer rows or columns than this: a macro-tile would be mostly empty
 SMALL = 768  # up to this square the number of macro-tiles, not their speed, decides
@@ -143,7 +162,14 @@ class Layout(NamedTuple):
     stride: int
 
 
-def describe(a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool) -> Gemm:
+def describe(
+    a: Operand,
+    b: Operand,
+    c: NDArray[Any],
+    *,
+    reads_c: bool,
+    layouts: tuple[Layout | None, Layout | None, Layout | None] | None = None,
+) -> Gemm:
     """Describe the product of expressible operands into a column-major `c`.
 
     Parameters
@@ -154,25 +180,31 @@ def describe(a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool) -> Gemm:
         With unit stride along its rows.
     reads_c : bool
         Whether beta != 0.
+    layouts : tuple of three Layouts, optional
+        What `layout_of` says of the three, if that is known.
 
     Raises
     ------
     ValueError
         If one of the three has no layout, or `c` is row-major.
     """
-    la, lb, lc = layout_of(a.data), layout_of(b.data), layout_of(c)
+    la, lb, lc = layouts or (layout_of(a.data), layout_of(b.data), layout_of(c))
     if la is None or lb is None or lc is None or lc.trans:
         raise ValueError("an operand has no BLAS layout, or C is row-major: copy or turn it first")
+    shape = c.shape
     return Gemm(
         BY_DTYPE[c.dtype].code,
-        c.shape[-2], c.shape[-1], a.data.shape[-1],
-        c.shape[0] if c.ndim > 2 else 1,
+        shape[-2], shape[-1], a.data.shape[-1], shape[0] if len(shape) > 2 else 1,
         la.trans, a.conj, la.ld, la.stride,
         lb.trans, b.conj, lb.ld, lb.stride,
         lc.ld, lc.stride,
-        reads_c=reads_c,
-        aligned=not ((a.data.ctypes.data | b.data.ctypes.data) % ALIGNMENT),
+        reads_c,
     )  # fmt: skip
+
+
+def address_of(x: NDArray[Any]) -> int:
+    """Return where the first element of `x` lies."""
+    return int(x.__array_interface__["data"][0])
 
 
 def layout_of(x: NDArray[Any]) -> Layout | None:
@@ -188,23 +220,24 @@ def layout_of(x: NDArray[Any]) -> Layout | None:
         None if neither axis has unit stride, a stride is negative or no multiple of the element
         size, or the data does not lie on a multiple of the element size.
     """
-    size = x.itemsize
-    rows, columns = x.shape[-2:]
-    row_step, column_step = x.strides[-2:]
-    stride = x.strides[0] if x.ndim > 2 and x.shape[0] > 1 else 0
-    if rows == 1:
-        # One row has no step from row to row; only the walk along it counts.
-        trans, ld = (True, columns * size) if column_step == size else (False, column_step)
-    elif columns == 1:
-        trans, ld = (False, rows * size) if row_step == size else (True, row_step)
-    elif row_step == size:
+    size, shape, strides = x.itemsize, x.shape, x.strides
+    rows, columns = shape[-2:]
+    row_step, column_step = strides[-2:]
+    stride = strides[0] if len(shape) > 2 and shape[0] > 1 else 0
+    # A single row has no step from row to row: only the walk along it counts, as for a column.
+    if row_step == size or rows == 1:
         trans, ld = False, column_step
-    elif column_step == size:
+        if columns == 1:
+            ld = rows * size
+        elif rows == 1 and column_step == size:
+            trans, ld = True, columns * size
+    elif column_step == size or columns == 1:
         trans, ld = True, row_step
     else:
         return None
-    if rows == columns == 1:
-        trans, ld = False, size
-    if ld < 0 or stride < 0 or ld % size or stride % size or x.ctypes.data % size:
+    if ld < 0 or stride < 0 or ld % size or stride % size or not x.flags.aligned:
+        return None
+    # NumPy aligns complex numbers like their parts; kernels load both parts at once.
+    if x.dtype.kind == "c" and address_of(x) % size:
         return None
     return Layout(trans, ld // size, stride // size)

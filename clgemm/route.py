@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from clgemm import settings
-
 if TYPE_CHECKING:
     from clgemm.problem import Gemm
     from clgemm.traits import DeviceTraits
@@ -14,7 +12,7 @@ SMALL_FLOPS = 2 * 64**3
 """Up to a 64-square product a launch costs more than SciPy's whole call, wherever measured."""
 
 
-def route(traits: DeviceTraits, problem: Gemm, largest_bytes: int) -> Literal["device", "host"]:
+def route(traits: DeviceTraits, problem: Gemm, wish: str) -> Literal["device", "host"]:
     """Choose for one problem.
 
     Parameters
@@ -22,19 +20,18 @@ def route(traits: DeviceTraits, problem: Gemm, largest_bytes: int) -> Literal["d
     traits : DeviceTraits
         Of the device in use.
     problem : Gemm
-        The problem.
-    largest_bytes : int
-        Memory of its largest operand.
+        The problem, with the layouts it will have on the device.
+    wish : str
+        `settings.route()`: "device" or "host" decides.
 
     Returns
     -------
     {"device", "host"}
-        ``CLGEMM_ROUTE`` decides if set; else the host takes what is small, and what the device
-        cannot allocate.
+        If the wish is "auto", the host takes what is small; in any case what the device cannot
+        allocate.
     """
-    wish = settings.route()
     if wish == "host":
         return "host"
-    if largest_bytes > traits.max_allocation and not traits.system_svm:
+    if problem.largest_bytes > traits.max_allocation and not traits.system_svm:
         return "host"
     return "host" if wish == "auto" and problem.flops <= SMALL_FLOPS else "device"

@@ -54,12 +54,13 @@ def share(session: Session, x: NDArray[Any]) -> Any:
     SVM or Buffer
         A kernel argument, valid while the caller keeps it and `x`.
     """
-    flat = x if x.flags.forc and x.flags.writeable else _alias(x)
+    flags = x.flags
+    flat = x if flags.writeable and flags.forc else _alias(x)
     if session.traits.system_svm:
-        return cl.SVM(flat)
+        return session.cl.SVM(flat)
     # READ_WRITE even for operands: with READ_ONLY Intel's runtime copies what is not page-aligned.
-    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-    return cl.Buffer(session.context, flags, hostbuf=flat)
+    access = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+    return cl.Buffer(session.context, access, hostbuf=flat)
 
 
 def place(session: Session, x: NDArray[Any], *, read: bool = True) -> Any:

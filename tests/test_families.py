@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import reference
 
+from clgemm import transfer
+from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS
 from clgemm.problem import PRECISIONS, Operand, describe
@@ -193,3 +195,32 @@ def test_defaults_break_no_rule(session, family, code):
     config = family.default(session.traits, precision)
     assert list(family.broken_rules(session.traits, precision, config)) == []
     assert family.is_valid(session.traits, precision, config)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_offsets_count_elements(session, family, rng):
+    """Operands that start inside larger memory, as device arrays do."""
+    precision = PRECISIONS["s"]
+    skip_unsupported(session, family, precision)
+    m, n, k = 37, 29, 23
+    memory = {x: rng.uniform(-1, 1, 2000).astype(np.float32) for x in "abc"}
+    offsets = {"a": 5, "b": 100, "c": 301}
+    shapes = {"a": (m, k), "b": (k, n), "c": (m, n)}
+
+    def view(x):
+        rows, columns = shapes[x]
+        return memory[x][offsets[x] :][: rows * columns].reshape(columns, rows).T
+
+    before = memory["c"].copy()
+    want, size = reference.gemm(1.0, view("a"), view("b"), 0.0, view("c"))
+    problem = describe(Operand(view("a")), Operand(view("b")), view("c"), reads_c=False)
+    problem = problem._replace(**{f"offset_{x}": offset for x, offset in offsets.items()})
+    plan = family.plan(session.traits, problem, family.default(session.traits, precision))
+    flat = {x: memory[x].reshape(-1, 1) for x in "abc"}
+    places = {x: transfer.place(session, flat[x]) for x in "abc"}
+    Ready(session, plan).run(slots(problem, 1.0, 0.0, *places.values()))
+    transfer.fetch(session, places["c"], flat["c"])
+    reference.assert_within_bound(view("c"), want, size, k, precision.eps)
+    outside = np.ones(2000, bool)
+    outside[301 : 301 + m * n] = False
+    np.testing.assert_array_equal(memory["c"][outside], before[outside])

@@ -30,6 +30,22 @@ typedef CAT(REAL, 2) ELEM;
 typedef REAL ELEM;
 #endif
 
+// One problem in column-major terms, as family.py packs it.  Element (row, column) of op(X) lies at
+// row + column * ldx if trans_x is 0, else at column + row * ldx, after offset_x elements; entries of
+// a stack are stride_x apart.
+typedef struct {
+    long m, n, k, batch;
+    long offset_a, lda, stride_a;
+    long offset_b, ldb, stride_b;
+    long offset_c, ldc, stride_c;
+    int trans_a, conj_a, trans_b, conj_b;
+} Gemm;
+
+// What every gemm kernel takes first.  a and b may be the same matrix.
+#define GEMM_ARGS                                                                              \
+    const Gemm g, const ELEM alpha, const ELEM beta, __global const ELEM *restrict a,          \
+        __global const ELEM *restrict b, __global ELEM *restrict c
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("unroll")
 

@@ -155,32 +155,29 @@ INLINE void micro_kernel(int kp, __global const REAL *a, __global const REAL *b,
     }
 }
 
-// C := alpha * op(A) * op(B) + beta * C, column-major; `batch` problems at constant strides.
-//   trans_x  0: (row, column) at row + column * ldx;  1: at column + row * ldx
-//   mt, nt   rows and columns of a tile;  mc: rows of a block of A;  kc_max: depth of a slice
+// C := alpha * op(A) * op(B) + beta * C
 //   scratch_stride  reals between the scratch of two workers
+//   mt, nt          rows and columns of a tile
+//   mc              rows of a block of A
+//   kc_max          depth of a slice
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void cpu_packed(int m, int n, int k, ELEM alpha, ELEM beta,
-                __global const ELEM *restrict a, long offset_a, long lda, long stride_a,
-                int trans_a, int conj_a,
-                __global const ELEM *restrict b, long offset_b, long ldb, long stride_b,
-                int trans_b, int conj_b,
-                __global ELEM *restrict c, long offset_c, long ldc, long stride_c, long batch,
-                __global REAL *restrict scratch, long scratch_stride,
+void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
                 int mt, int nt, int mc, int kc_max)
 {
-    const long tiles_m = (m + mt - 1) / mt, tiles_n = (n + nt - 1) / nt;
-    const long tiles = tiles_m * tiles_n * batch;
+    const int k = g.k;
+    const long lda = g.lda, ldb = g.ldb, ldc = g.ldc;
+    const long tiles_m = (g.m + mt - 1) / mt, tiles_n = (g.n + nt - 1) / nt;
+    const long tiles = tiles_m * tiles_n * g.batch;
     __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
     __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
 
     for (long t = get_group_id(0); t < tiles; t += get_num_groups(0)) {
         const long entry = t / (tiles_m * tiles_n);
         const long i0 = t % tiles_m * mt, j0 = t / tiles_m % tiles_n * nt;
-        const int rows = min((long)mt, m - i0), columns = min((long)nt, n - j0);
-        __global const ELEM *at = a + offset_a + entry * stride_a + i0 * (trans_a ? lda : 1);
-        __global const ELEM *bt = b + offset_b + entry * stride_b + j0 * (trans_b ? 1 : ldb);
-        __global ELEM *ct = c + offset_c + entry * stride_c + i0 + j0 * ldc;
+        const int rows = min((long)mt, g.m - i0), columns = min((long)nt, g.n - j0);
+        __global const ELEM *at = a + g.offset_a + entry * g.stride_a + i0 * (g.trans_a ? lda : 1);
+        __global const ELEM *bt = b + g.offset_b + entry * g.stride_b + j0 * (g.trans_b ? 1 : ldb);
+        __global ELEM *ct = c + g.offset_c + entry * g.stride_c + i0 + j0 * ldc;
 
         for (int pc = 0; pc < k; pc += kc_max) {
             const int kc = min(kc_max, k - pc), kp = (kc + KU - 1) / KU * KU;
@@ -188,15 +185,15 @@ void cpu_packed(int m, int n, int k, ELEM alpha, ELEM beta,
             const int beta_is = pc ? BETA_ONE : beta_class(beta);
             for (int ic = 0; ic < rows; ic += mc) {
                 const int mb = min(mc, rows - ic);
-                pack_block(MR, PLANAR, mb, kc, kp,
-                           at + (trans_a ? pc + ic * lda : ic + pc * lda), lda, trans_a, conj_a, ap);
+                pack_block(MR, PLANAR, mb, kc, kp, at + (g.trans_a ? pc + ic * lda : ic + pc * lda),
+                           lda, g.trans_a, g.conj_a, ap);
                 for (int j = 0; j < columns; j += NR) {
                     const int nr = min(NR, columns - j);
                     __global REAL *bj = bp + (long)j * kp * CE;
                     if (ic == 0)
                         pack_block(NR, PAIRS, nr, kc, kp,
-                                   bt + (trans_b ? j + pc * ldb : pc + j * ldb), ldb, !trans_b,
-                                   conj_b, bj);
+                                   bt + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
+                                   g.conj_b, bj);
                     for (int i = 0; i < mb; i += MR)
                         micro_kernel(kp, ap + (long)i * kp * CE, bj, ct + ic + i + j * ldc, ldc,
                                      min(MR, mb - i), nr, alpha, beta_now, beta_is);

@@ -64,6 +64,5 @@ class Direct(KernelFamily):
         rows = 8 if traits.max_work_group_size >= 64 else 1
         local = (rows, rows, 1)
         size = (round_up(problem.m, rows), round_up(problem.n, rows), problem.batch)
-        signature = GEMM_SIGNATURE.replace("iii", "lll", 1)
-        spec = self.spec("direct", precision_of(problem), config, signature)
+        spec = self.spec("direct", precision_of(problem), config, GEMM_SIGNATURE)
         return Plan((Step(spec, size, local, gemm_args(problem)),))

@@ -7,6 +7,7 @@ sizes, and arguments as numbers or as names of what `execute` puts in their plac
 from __future__ import annotations
 
 import itertools
+import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -50,14 +51,12 @@ class KernelSpec(NamedTuple):
     name: str
     defines: tuple[tuple[str, int], ...]
     signature: str
-    """A letter an argument: i int, l long, e element (alpha, beta), p pointer."""
+    """A letter an argument: i int, l long, s struct, e element (alpha, beta), p pointer."""
 
 
-Arg = int | str
-"""A number, or the name of what is bound at run time: one of `SLOTS`."""
-SLOTS = frozenset({
-    "a", "b", "c", "scratch", "alpha", "beta", "offset_a", "offset_b", "offset_c",
-})  # fmt: skip
+Arg = int | str | bytes
+"""A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
+SLOTS = frozenset({"a", "b", "c", "scratch", "alpha", "beta"})
 
 
 class Step(NamedTuple):
@@ -76,18 +75,21 @@ class Plan(NamedTuple):
     scratch_bytes: int = 0
 
 
-# What every gemm kernel of clgemm takes first, in this order; `gemm_args` gives the values.
-GEMM_SIGNATURE = "iiiee" + "plll" + "ii" + "plll" + "ii" + "plll" + "l"
+# What every gemm kernel takes first: GEMM_ARGS in common.cl.
+GEMM_SIGNATURE = "see" + "ppp"
+GEMM_STRUCT = struct.Struct("=13q4i")
 
 
 def gemm_args(g: Gemm) -> tuple[Arg, ...]:
-    """Give the common first arguments of a gemm kernel: sizes, scalars, three matrices, batch."""
-    return (
-        g.m, g.n, g.k, "alpha", "beta",
-        "a", "offset_a", g.lda, g.stride_a, int(g.trans_a), int(g.conj_a),
-        "b", "offset_b", g.ldb, g.stride_b, int(g.trans_b), int(g.conj_b),
-        "c", "offset_c", g.ldc, g.stride_c, g.batch,
+    """Give the first arguments of a gemm kernel: the problem as common.cl's struct, then slots."""
+    problem = GEMM_STRUCT.pack(
+        g.m, g.n, g.k, g.batch,
+        g.offset_a, g.lda, g.stride_a,
+        g.offset_b, g.ldb, g.stride_b,
+        g.offset_c, g.ldc, g.stride_c,
+        g.trans_a, g.conj_a, g.trans_b, g.conj_b,
     )  # fmt: skip
+    return problem, "alpha", "beta", "a", "b", "c"
 
 
 def precision_defines(precision: Precision) -> dict[str, int]:

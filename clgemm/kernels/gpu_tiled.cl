@@ -123,25 +123,21 @@ INLINE void store_vec(__local ELEM *tile, int ld, int w, int p, int turned, int 
 }
 
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
-               __global const ELEM *restrict a, long offset_a, long lda, long stride_a,
-               int trans_a, int conj_a,
-               __global const ELEM *restrict b, long offset_b, long ldb, long stride_b,
-               int trans_b, int conj_b,
-               __global ELEM *restrict c, long offset_c, long ldc, long stride_c, long batch)
+void gpu_tiled(GEMM_ARGS)
 {
     __local ELEM tile_a[2 * KC * LD_A] __attribute__((aligned(sizeof(Vec))));
     __local ELEM tile_b[2 * KC * LD_B] __attribute__((aligned(sizeof(Vec))));
 
     // Raster: bands of GROUP_M macro-tiles along M, walked along N.
+    const int m = g.m, n = g.n, k = g.k;
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
-    const int g = get_group_id(0), band = GROUP_M * tiles_n;
-    const int first = g / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
-    const long i0 = (long)(first + g % band % height) * MC, j0 = (long)(g % band / height) * NC;
+    const int tile = get_group_id(0), band = GROUP_M * tiles_n;
+    const int first = tile / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
+    const long i0 = (long)(first + tile % band % height) * MC, j0 = (long)(tile % band / height) * NC;
 
-    a += offset_a + get_group_id(1) * stride_a;
-    b += offset_b + get_group_id(1) * stride_b;
-    c += offset_c + get_group_id(1) * stride_c;
+    a += g.offset_a + get_group_id(1) * g.stride_a;
+    b += g.offset_b + get_group_id(1) * g.stride_b;
+    c += g.offset_c + get_group_id(1) * g.stride_c;
 
     const int item = get_local_id(0), lane = item % 32, lanes = item / 32;
     const int lanes_m = ITEMS_M / LANES_M;
@@ -161,28 +157,28 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         const long w = i0 + SLICE_W(q, MC, TRANS_A), p = (p0) + SLICE_P(q, MC, TRANS_A);       \
-        next_a[u] = TRANS_A ? load_vec(a, lda, p, w, k, m, WIDE_A, guard)                      \
-                            : load_vec(a, lda, w, p, m, k, WIDE_A, guard);                     \
+        next_a[u] = TRANS_A ? load_vec(a, g.lda, p, w, k, m, WIDE_A, guard)                    \
+                            : load_vec(a, g.lda, w, p, m, k, WIDE_A, guard);                   \
     }                                                                                          \
     UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         const long w = j0 + SLICE_W(q, NC, !TRANS_B), p = (p0) + SLICE_P(q, NC, !TRANS_B);     \
-        next_b[u] = TRANS_B ? load_vec(b, ldb, w, p, n, k, WIDE_B, guard)                      \
-                            : load_vec(b, ldb, p, w, k, n, WIDE_B, guard);                     \
+        next_b[u] = TRANS_B ? load_vec(b, g.ldb, w, p, n, k, WIDE_B, guard)                    \
+                            : load_vec(b, g.ldb, p, w, k, n, WIDE_B, guard);                   \
     }
 #define KEEP(stage)                                                                            \
     UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         store_vec(tile_a + (stage) * KC * LD_A, LD_A, SLICE_W(q, MC, TRANS_A),                 \
-                  SLICE_P(q, MC, TRANS_A), TRANS_A, conj_a, next_a[u]);                        \
+                  SLICE_P(q, MC, TRANS_A), TRANS_A, g.conj_a, next_a[u]);                      \
     }                                                                                          \
     UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
     {                                                                                          \
         const int q = item + u * ITEMS;                                                        \
         store_vec(tile_b + (stage) * KC * LD_B, LD_B, SLICE_W(q, NC, !TRANS_B),                \
-                  SLICE_P(q, NC, !TRANS_B), !TRANS_B, conj_b, next_b[u]);                      \
+                  SLICE_P(q, NC, !TRANS_B), !TRANS_B, g.conj_b, next_b[u]);                    \
     }
 
     const int inside = i0 + MC <= m && j0 + NC <= n;  // only the last slice can hang over
@@ -229,7 +225,7 @@ void gpu_tiled(int m, int n, int k, ELEM alpha, ELEM beta,
         for (int i = 0; i < MR; i++) {
             const long row = i0 + (im + i / VW * LANES_M) * VW + i % VW;
             if (row < m && col < n)
-                elem_store(c + row + col * ldc, elem_mul(alpha, acc[j][i]), beta, beta_is);
+                elem_store(c + row + col * g.ldc, elem_mul(alpha, acc[j][i]), beta, beta_is);
         }
     }
 }

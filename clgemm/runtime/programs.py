@@ -95,5 +95,5 @@ def argument_types(spec: KernelSpec) -> list[Any]:
         if p.is_complex == bool(defines.get("IS_COMPLEX"))
         and (p.real == "double") == bool(defines.get("IS_DOUBLE"))
     )
-    letters = {"i": np.int32, "l": np.int64, "e": element, "p": None}
+    letters = {"i": np.int32, "l": np.int64, "s": np.void, "e": element, "p": None}
     return [letters[letter] for letter in spec.signature]

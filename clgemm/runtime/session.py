@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -55,18 +55,25 @@ class Session:
     def __init__(self, found: devices.Found, reason: str, binaries: Binaries | None = None) -> None:
         self.traits = found.traits
         self.reason = reason
+        self.cl: Any = opencl.load()
+        """pyopencl itself: looked up once, the path of a call is short."""
         self.lock = threading.RLock()
-        with translated_errors(found.traits.describe()):
+        try:
             self.context = cl.Context([found.device])
             self.queue = cl.CommandQueue(self.context)
+        except cl.Error as error:
+            raise translated(error, f"opening {self}") from error
         self.programs = Programs(self.context, self.traits, binaries)
-        self.ready: dict[Gemm, Ready] = {}
-        """Built plans by problem; `driver` fills it."""
+        self.ready: dict[tuple[str, Gemm], Ready | Literal["host"]] = {}
+        """What `driver` decided and built, by wish and problem."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
         self._scratch: cl.Buffer | None = None
+
+    def __str__(self) -> str:
+        return self.traits.describe()
 
     def scratch(self, nbytes: int) -> cl.Buffer:
         """Return scratch of at least `nbytes`; hold `lock` until its last use is enqueued."""
@@ -97,22 +104,35 @@ class Session:
             )
 
 
+def translated(error: Any, where: str) -> DeviceError | MemoryError:
+    """Turn an OpenCL error into one of clgemm's, with a cause and a remedy.
+
+    Parameters
+    ----------
+    error : pyopencl.Error
+        What was raised.
+    where : str
+        What was being done, on which device.
+    """
+    code = opencl.error_name(error)
+    if code in OUT_OF_MEMORY:
+        return MemoryError(
+            f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
+            "CLGEMM_ROUTE=host"
+        )
+    return DeviceError(
+        f"{where}: {error.routine} failed with {code}; set CLGEMM_DEVICE to another device, or "
+        "CLGEMM_ROUTE=host to work without one"
+    )
+
+
 @contextmanager
 def translated_errors(where: str) -> Iterator[None]:
-    """Turn OpenCL's error codes into clgemm's errors, with a cause and a remedy."""
+    """Do the same for a block of code that is not in the path of every call."""
     try:
         yield
     except cl.Error as error:
-        code = opencl.error_name(error)
-        if code in OUT_OF_MEMORY:
-            raise MemoryError(
-                f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
-                "CLGEMM_ROUTE=host"
-            ) from error
-        raise DeviceError(
-            f"{where}: {error.routine} failed with {code}; set CLGEMM_DEVICE to another device, or "
-            "CLGEMM_ROUTE=host to work without one"
-        ) from error
+        raise translated(error, where) from error
 
 
 _lock = threading.Lock()

@@ -20,7 +20,15 @@ from clgemm.errors import BuildError, ClgemmError
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
-from clgemm.problem import PRECISIONS, SIZE_CLASSES, Operand, Precision, describe
+from clgemm.problem import (
+    ALIGNMENT,
+    PRECISIONS,
+    SIZE_CLASSES,
+    Operand,
+    Precision,
+    address_of,
+    describe,
+)
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import timing
@@ -98,7 +106,11 @@ def run_once(
     `poison` fills the scratch memory with NaN before.
     """
     problem = describe(a, b, c, reads_c=beta != 0)
-    if not session.traits.unified_memory:
+    if session.traits.unified_memory:
+        # Where operands are copied they always are aligned: let kernels rely on it here, too.
+        aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
+        problem = problem._replace(aligned=aligned)
+    else:
         problem = problem.dense()
     plan = BY_NAME[config.family].plan(session.traits, problem, config)
     ready = Ready(session, plan)

@@ -88,6 +88,8 @@ def _load_or_search(session: Session, precision: Precision) -> Tuned:
     traits = session.traits
     if not settings.tuning_enabled():
         return defaults(traits, precision, "CLGEMM_TUNE=off")
+    if not competitors(traits, precision):
+        return defaults(traits, precision, "no other family fits this device")
     store = store_for(traits)
     stored = stored_parameters(store, traits, precision)
     if stored is not None:
