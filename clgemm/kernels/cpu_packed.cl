@@ -9,6 +9,10 @@
 //            for i over the block's rows by MR               micro-kernel: MR x NR of C in registers
 //
 // Scratch belongs to the worker: block of A, then panels of B.  No barrier, no second launch.
+//
+// Elements of B are broadcast one by one, so B may also be read where it lies (PACK_B 0): each column
+// of the micro-tile is a stream of its own.  That saves the packing, which small products never earn
+// back and large ones do not need.  Complex B is packed: its parts would be strided streams.
 
 #ifndef VW
 #define VW 16  // vector width: reals in a SIMD register
@@ -21,6 +25,10 @@
 #endif
 #ifndef PREFETCH_C
 #define PREFETCH_C 1  // 1: fetch the micro-tile of C while the k loop runs (needs clang's builtin)
+#endif
+
+#ifndef PACK_B
+#define PACK_B 1  // 0: B is real, not transposed, and read where it lies
 #endif
 
 #define MV (MR / VW)
@@ -37,36 +45,52 @@ typedef CAT(REAL, VW) REALV;
     hi.even = re.hi;        \
     hi.odd = im.hi
 
-// acc += panel of A (kp x MR) * panel of B (kp x NR).
-INLINE void rank_kp(int kp, __global const REAL *a, __global const REAL *b,
-                    REALV acc[NR][AV])
+// acc += one column of a panel of A times one row of B: column j of B at b[j], the row at e.
+INLINE void rank_1(__global const REAL *a, __global const REAL *const *b, long e,
+                   REALV acc[NR][AV])
 {
-    for (int p = 0; p < kp; p += KU) {
+    REALV av[AV];
+    UNROLL
+    for (int v = 0; v < AV; v++)
+        av[v] = *(__global const REALV *)(a + v * VW);
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        const REALV br = (REALV)(b[j][e]);
+        UNROLL
+        for (int v = 0; v < AV; v++)
+            acc[j][v] = fma(av[v], br, acc[j][v]);
+#if IS_COMPLEX
+        const REALV bi = (REALV)(b[j][e + 1]);
+        UNROLL
+        for (int v = 0; v < MV; v++) {
+            acc[j][v] = fma(-av[MV + v], bi, acc[j][v]);
+            acc[j][MV + v] = fma(av[v], bi, acc[j][MV + v]);
+        }
+#endif
+    }
+}
+
+// acc += panel of A (depth x MR) * B (depth x NR, step_b reals from row to row).
+INLINE void rank_update(int depth, __global const REAL *a, __global const REAL *const *b,
+                        long step_b, REALV acc[NR][AV])
+{
+    int p = 0;
+    long e = 0;
+    for (; p + KU <= depth; p += KU) {
         UNROLL
         for (int u = 0; u < KU; u++) {
-            REALV av[AV];
-            UNROLL
-            for (int v = 0; v < AV; v++)
-                av[v] = *(__global const REALV *)(a + (u * AV + v) * VW);
-            UNROLL
-            for (int j = 0; j < NR; j++) {
-                const REALV br = (REALV)(b[(u * NR + j) * CE]);
-                UNROLL
-                for (int v = 0; v < AV; v++)
-                    acc[j][v] = fma(av[v], br, acc[j][v]);
-#if IS_COMPLEX
-                const REALV bi = (REALV)(b[(u * NR + j) * CE + 1]);
-                UNROLL
-                for (int v = 0; v < MV; v++) {
-                    acc[j][v] = fma(-av[MV + v], bi, acc[j][v]);
-                    acc[j][MV + v] = fma(av[v], bi, acc[j][MV + v]);
-                }
-#endif
-            }
+            rank_1(a, b, e, acc);
+            a += MR * CE;
+            e += step_b;
         }
-        a += KU * MR * CE;
-        b += KU * NR * CE;
     }
+#if !PACK_B
+    for (; p < depth; p++) {  // panels are padded to KU, a matrix is not
+        rank_1(a, b, e, acc);
+        a += MR * CE;
+        e += step_b;
+    }
+#endif
 }
 
 // Column j of the accumulators to VW * MV elements at c, scaled by alpha.
@@ -129,9 +153,10 @@ INLINE void store_edge(REALV acc[NR][AV], __global ELEM *c, long ldc, int mr, in
         }
 }
 
-INLINE void micro_kernel(int kp, __global const REAL *a, __global const REAL *b,
-                         __global ELEM *c, long ldc, int mr, int nr, ELEM alpha, ELEM beta,
-                         int beta_is)
+// C (mr x nr) := alpha * A * B + beta * C for a panel of A and NR columns of B, column_b reals apart.
+INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL *b, long step_b,
+                         long column_b, __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
+                         ELEM beta, int beta_is)
 {
 #if PREFETCH_C
     for (int j = 0; j < nr; j++)
@@ -145,7 +170,11 @@ INLINE void micro_kernel(int kp, __global const REAL *a, __global const REAL *b,
         UNROLL
         for (int v = 0; v < AV; v++)
             acc[j][v] = (REALV)(0);
-    rank_kp(kp, a, b, acc);
+    __global const REAL *columns[NR];
+    UNROLL
+    for (int j = 0; j < NR; j++)  // columns beyond the edge repeat the last one
+        columns[j] = b + (PACK_B ? j : min(j, nr - 1)) * column_b;
+    rank_update(depth, a, columns, step_b, acc);
     if (mr == MR && nr == NR) {
         UNROLL
         for (int j = 0; j < NR; j++)
@@ -189,14 +218,23 @@ void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
                            lda, g.trans_a, g.conj_a, ap);
                 for (int j = 0; j < columns; j += NR) {
                     const int nr = min(NR, columns - j);
+#if PACK_B
                     __global REAL *bj = bp + (long)j * kp * CE;
                     if (ic == 0)
                         pack_block(NR, PAIRS, nr, kc, kp,
                                    bt + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
                                    g.conj_b, bj);
+                    const int depth = kp;
+                    const long step_b = NR * CE, column_b = CE;
+#else
+                    __global const REAL *bj = bt + pc + j * ldb;
+                    const int depth = kc;
+                    const long step_b = 1, column_b = ldb;
+#endif
                     for (int i = 0; i < mb; i += MR)
-                        micro_kernel(kp, ap + (long)i * kp * CE, bj, ct + ic + i + j * ldc, ldc,
-                                     min(MR, mb - i), nr, alpha, beta_now, beta_is);
+                        micro_kernel(depth, ap + (long)i * kp * CE, bj, step_b, column_b,
+                                     ct + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha,
+                                     beta_now, beta_is);
                 }
             }
         }

@@ -67,6 +67,7 @@ class CpuPacked(KernelFamily):
             "KU": (4, 8),
             "KC": (384, 256, 512),
             "BLOCK_KB": (256, 512),
+            "PACK_B": (1,) if precision.is_complex else (0, 1),
             "PREFETCH_C": (int(traits.clang_builtins),),
         }
 
@@ -84,6 +85,7 @@ class CpuPacked(KernelFamily):
                 "KU": 4,
                 "KC": 384,
                 "BLOCK_KB": 256,
+                "PACK_B": int(precision.is_complex),
                 "PREFETCH_C": int(traits.clang_builtins),
             },
         )
@@ -146,10 +148,12 @@ class CpuPacked(KernelFamily):
         reals = elements * (2 if precision.is_complex else 1)
         # The odd cache lines keep the workers' scratch off the same cache sets.
         stride = round_up(reals, SCRATCH_ALIGN) + 64
-        defines = Config.of(
-            self.name, {k: v for k, v in config.params if k not in {"KC", "BLOCK_KB"}}
+        defines = {k: v for k, v in config.params if k not in {"KC", "BLOCK_KB"}}
+        if problem.trans_b:
+            defines["PACK_B"] = 1  # rows of B would be a stream each, too
+        spec = self.spec(
+            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pliiii"
         )
-        spec = self.spec("cpu_packed", precision, defines, GEMM_SIGNATURE + "pl" + "iiii")
         args = (*gemm_args(problem), "scratch", stride, tiles.mt, tiles.nt, tiles.mc, tiles.kc)
         step = Step(spec, (workers,), (1,), args)
         return Plan((step,), stride * workers * precision.real_bytes)
