@@ -65,6 +65,9 @@ def _print_parameters(session: Session) -> None:
     store = tuner.store_for(traits)
     print("parameters:")
     for code, precision in PRECISIONS.items():
+        if precision.real == "double" and not traits.fp64:
+            print(f"  {code}: this device has no double precision")
+            continue
         if not settings.tuning_enabled():
             tuned = tuner.defaults(traits, precision, "CLGEMM_TUNE=off")
         else:

@@ -75,12 +75,17 @@ class Ready:
             The caller keeps the memory alive: OpenCL does not.
         """
         session = self._session
-        with session.lock:
-            if self._scratch_bytes:
-                values["scratch"] = session.scratch(self._scratch_bytes)
-            for kernel, global_size, local_size, args, named in self._launches:
-                for i, name in named:
-                    args[i] = values[name]
-                kernel.set_args(*args)
-                event = self._enqueue(session.queue, kernel, global_size, local_size)
-        event.wait()
+        session.running.append(None)
+        try:
+            with session.lock:
+                if self._scratch_bytes:
+                    values["scratch"] = session.scratch(self._scratch_bytes)
+                for kernel, global_size, local_size, constants, named in self._launches:
+                    args = constants.copy()  # what is kept must not keep the caller's memory alive
+                    for i, name in named:
+                        args[i] = values[name]
+                    kernel.set_args(*args)
+                    event = self._enqueue(session.queue, kernel, global_size, local_size)
+            event.wait()
+        finally:
+            session.running.pop()

@@ -65,20 +65,21 @@ def build(context: cl.Context, text: str) -> cl.Program:
     No build option is given, so none that relaxes arithmetic: NaN, infinities and signed zeros
     behave as in BLAS.
     """
-    with warnings.catch_warnings():
-        # Compilers greet ("kernel was not vectorized"); what they refuse still raises.
-        warnings.simplefilter("ignore")
-        # False keeps pyopencl's cache out; its annotations know None only.
-        program: Any = cl.Program(context, text)
-        program.build(cache_dir=False)
-    return cast("cl.Program", program)
+    return _built(cl.Program(context, text))
 
 
 def from_binary(context: cl.Context, binary: bytes) -> cl.Program:
     """Make a program of what `to_binary` gave for the same device and driver."""
-    program = cl.Program(context, context.devices, [binary])
-    program.build()
-    return program
+    return _built(cl.Program(context, context.devices, [binary]))
+
+
+def _built(program: Any) -> cl.Program:
+    with warnings.catch_warnings():
+        # Compilers greet ("kernel was not vectorized"); what they refuse still raises.
+        warnings.simplefilter("ignore")
+        # False keeps pyopencl's cache out; its annotations know None only.
+        program.build(cache_dir=False)
+    return cast("cl.Program", program)
 
 
 def to_binary(program: cl.Program) -> bytes:

@@ -5,7 +5,8 @@ other and may share scratch memory; `Session.lock` covers what must stay togethe
 launch).
 
 A forked child inherits handles that no longer work.  It forgets them without releasing them, and
-opens a session of its own where the driver allows it.
+opens a session of its own where the driver allows it: never if another thread was inside the driver
+at the fork, since a lock it held there is held for ever in the child.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Session:
         """Parameters in use by precision; `tuner` fills it."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
+        self.running: list[None] = []
+        """One entry for each call that is on the device now."""
         self._scratch: cl.Buffer | None = None
 
     def __str__(self) -> str:
@@ -139,6 +142,8 @@ _lock = threading.Lock()
 _sessions: dict[devices.Found, Session] = {}
 _current: Session | None = None
 _inherited: list[Session] = []
+_host_only = False
+"""Whether this is a forked child that must leave its parent's drivers alone."""
 
 
 def current() -> Session | None:
@@ -147,7 +152,7 @@ def current() -> Session | None:
     Returns
     -------
     Session or None
-        None in a forked child whose driver does not survive a fork: the caller works on the host.
+        None in a forked child whose driver did not survive the fork: the caller works on the host.
 
     Raises
     ------
@@ -157,7 +162,7 @@ def current() -> Session | None:
     global _current  # noqa: PLW0603 - one device in use per process is what this module is for
     if _current is not None:
         return _current
-    if any(not s.traits.fork_safe for s in _inherited):
+    if _host_only:
         return None
     with _lock:
         if _current is None:
@@ -199,9 +204,12 @@ def using(session: Session) -> Iterator[Session]:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current  # noqa: PLW0603 - see current()
+    global _lock, _current, _host_only  # noqa: PLW0603 - see current()
+    _host_only |= _lock.locked()
     _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
     for session in _sessions.values():
+        busy = bool(session.running) or not session.lock.acquire(blocking=False)
+        _host_only |= busy or not session.traits.fork_safe
         # Releasing an inherited handle may hang; one reference too many keeps that away.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         _inherited.append(session)

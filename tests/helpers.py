@@ -1,0 +1,55 @@
+"""What tests of faults share: devices that are not here, warnings heard, fresh interpreters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import fields, replace
+
+from clgemm.errors import ClgemmWarning
+from clgemm.traits import DeviceTraits
+
+_FACTS = {
+    "platform": "A platform", "platform_version": "OpenCL 3.0 A", "vendor": "A vendor",
+    "name": "A CPU", "driver_version": "1.0", "kind": "cpu", "compute_units": 8,
+    "max_work_group_size": 4096, "local_memory": 32 << 10, "global_memory": 16 << 30,
+    "max_allocation": 4 << 30, "simd_bytes": 64, "fp64": True, "unified_memory": True,
+    "compute_capability": None, "clock_mhz": 0,
+}  # fmt: skip
+
+# What is not named above is a flag, and false.
+CPU = DeviceTraits(**{field.name: _FACTS.get(field.name, False) for field in fields(DeviceTraits)})
+GPU = replace(
+    CPU, name="A GPU", kind="gpu", max_work_group_size=1024, simd_bytes=16, unified_memory=False
+)
+
+
+def heard(call):
+    """Call and return the texts of all ClgemmWarnings; any other warning is an error."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("error")
+        warnings.simplefilter("always", ClgemmWarning)
+        call()
+    return [str(warning.message) for warning in caught]
+
+
+def quiet(call):
+    """Call, fail on any warning, and return the result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return call()
+
+
+def run_python(program, *arguments, timeout=60, **environment):
+    """Run a program in a fresh interpreter with more environment variables; None removes one."""
+    merged = {k: v for k, v in (os.environ | environment).items() if v is not None}
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={name: str(value) for name, value in merged.items()},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,0 +1,407 @@
+"""The house stands as drawn: who imports whom, how large rooms are, and what a wheel carries."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import os
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import clgemm
+from clgemm.kernels import FAMILIES, source
+
+PACKAGE = Path(clgemm.__file__).parent
+ROOT = PACKAGE.parent
+MODULE_LINES, FUNCTION_LINES = 260, 45
+
+LAYERS = (
+    "problem traits errors settings _version",
+    "kernels",
+    "runtime",
+    "execute transfer host",
+    "tuning",
+    "route",
+    "driver",
+    "blas _matmul arguments operands stacks",
+    "interpose cli __main__ __init__",
+)
+"""From the ground up.  A module imports from its own layer and from those below it."""
+RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms.split()}
+
+KERNELS_MAY_IMPORT = {"kernels", "problem", "traits", "errors", "settings"}
+SEES_OPENCL = {"runtime", "transfer", "execute"}
+
+
+class Import(NamedTuple):
+    """One import statement's target."""
+
+    module: str
+    """Dotted, absolute; relative to the package and without its name if it is inside."""
+    inside: bool
+    """Of the package itself."""
+    typing_only: bool
+    line: int
+
+
+def module_name(path, package):
+    return ".".join(path.relative_to(package).with_suffix("").parts)
+
+
+def is_type_checking(test):
+    return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
+
+
+def nodes(tree, *, typing_only=False):
+    """Yield every node below `tree`, and whether only type checkers see it."""
+    if isinstance(tree, ast.If) and is_type_checking(tree.test):
+        for child in tree.body:
+            yield from nodes(child, typing_only=True)
+        for child in tree.orelse:
+            yield from nodes(child, typing_only=typing_only)
+        return
+    yield tree, typing_only
+    for child in ast.iter_child_nodes(tree):
+        yield from nodes(child, typing_only=typing_only)
+
+
+def imported_names(node, module):
+    """Give the absolute dotted names that an import statement may load."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = ["clgemm", *module.split(".")][: -node.level]
+            base = ".".join([*parents, base] if base else parents)
+        return [f"{base}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = getattr(node.func, "id", getattr(node.func, "attr", None))
+        if called in {"import_module", "__import__"}:
+            return [str(node.args[0].value)]
+    return []
+
+
+def imports_of(path, package):
+    """List what a module imports, anywhere in it."""
+    module, found = module_name(path, package), []
+    for node, typing_only in nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in imported_names(node, module):
+            inside = name == "clgemm" or name.startswith("clgemm.")
+            target = name
+            if inside:
+                target = resolve(name.split(".")[1:], package)
+            found.append(Import(target, inside, typing_only, getattr(node, "lineno", 0)))
+    return found
+
+
+def resolve(parts, package):
+    """Find the module that holds a dotted name: the longest part of it that is a file or folder."""
+    for length in range(len(parts), 0, -1):
+        place = package.joinpath(*parts[:length])
+        if place.with_suffix(".py").exists() or (place / "__init__.py").exists():
+            return ".".join(parts[:length])
+    return "__init__"
+
+
+def room(module):
+    return module.split(".", maxsplit=1)[0]
+
+
+def may_kernels_import(found):
+    if found.inside:
+        return room(found.module) in KERNELS_MAY_IMPORT
+    return room(found.module) in sys.stdlib_module_names | {"numpy"}
+
+
+RULES = {
+    "kernels are text and integers": lambda module, found: (
+        room(module) != "kernels" or may_kernels_import(found)
+    ),
+    "only runtime/opencl.py knows pyopencl": lambda module, found: (
+        room(found.module) not in {"pyopencl", "pytools"} or module == "runtime.opencl"
+    ),
+    "only runtime, transfer and execute use OpenCL": lambda module, found: (
+        found.module != "runtime.opencl" or room(module) in SEES_OPENCL
+    ),
+    "that is upward": lambda module, found: (
+        not found.inside
+        or found.typing_only
+        or RANK.get(room(found.module), 99) <= RANK[room(module)]
+    ),
+    "the store keeps dicts": lambda module, found: (
+        module != "tuning.store" or room(found.module) not in {"kernels", "runtime"}
+    ),
+    "a face sees no Config and no buffer": lambda module, found: (
+        module not in {"blas", "_matmul"}
+        or found.typing_only
+        or room(found.module) not in {"kernels", "tuning", "runtime"}
+    ),
+}
+"""What must hold of each import, and what is said if it does not."""
+
+
+def violations(package):
+    """List every import that the house forbids, as sentences."""
+    broken = []
+    for path in sorted(package.rglob("*.py")):
+        module = module_name(path, package)
+        if room(module) not in RANK:
+            broken.append(f"{module} has no place in LAYERS")
+            continue
+        for found in imports_of(path, package):
+            where = f"{module}:{found.line} imports {found.module}"
+            broken += [
+                f"{where}: {text}" for text, holds in RULES.items() if not holds(module, found)
+            ]
+    return broken
+
+
+def cycles(package):
+    """List the modules that import each other in a circle at run time."""
+    graph = {
+        module_name(path, package): {
+            i.module for i in imports_of(path, package) if i.inside and not i.typing_only
+        }
+        for path in package.rglob("*.py")
+    }
+
+    def reaches(start, goal, seen):
+        for target in graph.get(start, ()):
+            if target == goal or (
+                target not in seen and not seen.add(target) and reaches(target, goal, seen)
+            ):
+                return True
+        return False
+
+    return sorted(module for module in graph if reaches(module, module, set()))
+
+
+def test_no_module_imports_upward():
+    assert violations(PACKAGE) == []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert cycles(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "complaint"),
+    [
+        ("driver", "from clgemm import blas", "upward"),
+        ("driver", "from . import blas", "upward"),
+        ("driver", "def f():\n    import clgemm.blas", "upward"),
+        ("driver", "import clgemm", "upward"),
+        ("runtime.session", "from clgemm.tuning import tuner", "upward"),
+        ("runtime.session", "from ..tuning import tuner", "upward"),
+        ("kernels.direct", "import pyopencl", "text and integers"),
+        ("kernels.direct", "import scipy", "text and integers"),
+        ("kernels.direct", "from clgemm.runtime import session", "text and integers"),
+        (
+            "kernels.direct",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clgemm.runtime import x",
+            "text and integers",
+        ),
+        ("transfer", "import pyopencl as cl", "only runtime/opencl.py"),
+        ("devices", "import problem", "no place"),
+        ("tuning.store", "from clgemm.kernels import family", "keeps dicts"),
+        ("blas", "from clgemm.tuning import tuner", "no Config"),
+        ("driver", "from clgemm.runtime.opencl import cl", "only runtime, transfer and execute"),
+        ("driver", "import importlib\nimportlib.import_module('pyopencl')", "knows pyopencl"),
+    ],
+)
+def test_a_violation_is_noticed(module, text, complaint, tmp_path):
+    for name in ("blas", "driver", "transfer", "runtime.opencl", "runtime.session",
+                 "tuning.tuner", "tuning.store", "kernels.family"):  # fmt: skip
+        place = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        place.parent.mkdir(exist_ok=True)
+        (place.parent / "__init__.py").touch()
+        place.touch()
+    assert violations(tmp_path) == []
+    tmp_path.joinpath(*module.split(".")).with_suffix(".py").write_text(text)
+    assert any(complaint in sentence for sentence in violations(tmp_path))
+
+
+def test_imports_for_type_checkers_may_point_upward(tmp_path):
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "driver.py").touch()
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clgemm import driver\n"
+    (tmp_path / "execute.py").write_text(text)
+    assert violations(tmp_path) == []
+    (tmp_path / "execute.py").write_text(text + "else:\n    from clgemm import driver\n")
+    assert len(violations(tmp_path)) == 1
+
+
+def test_a_circle_is_noticed(tmp_path):
+    (tmp_path / "problem.py").write_text("from clgemm import traits")
+    (tmp_path / "traits.py").write_text("from clgemm import errors")
+    (tmp_path / "errors.py").touch()
+    assert cycles(tmp_path) == []
+    (tmp_path / "errors.py").write_text("from clgemm import problem")
+    assert cycles(tmp_path) == ["errors", "problem", "traits"]
+
+
+def test_importing_clgemm_loads_no_opencl():
+    program = """
+import sys
+import clgemm
+loaded = [name for name in sys.modules if name.split(".")[0] in ("pyopencl", "pytools")]
+assert not loaded, loaded
+if sys.platform == "linux":
+    maps = open("/proc/self/maps").read().lower()
+    assert "opencl" not in maps and "pocl" not in maps and "intelocl" not in maps
+assert clgemm.__all__ and all(hasattr(clgemm, name) for name in clgemm.__all__)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def modules():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_modules_are_short():
+    lengths = {m.relative_to(ROOT): len(m.read_text("utf-8").splitlines()) for m in modules()}
+    assert {m: n for m, n in lengths.items() if n > MODULE_LINES} == {}
+
+
+def functions(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def function_lines(node):
+    """Count a function's lines without its docstring."""
+    lines = node.end_lineno - node.lineno + 1
+    if ast.get_docstring(node) is not None:
+        text = node.body[0]
+        lines -= text.end_lineno - text.lineno + 1
+    return lines
+
+
+def test_functions_are_short():
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {function_lines(node)} lines"
+        for path in modules()
+        for node in functions(path)
+        if function_lines(node) > FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def public_definitions(body, prefix=""):
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield prefix + node.name, node
+            if isinstance(node, ast.ClassDef):
+                yield from public_definitions(node.body, prefix + node.name + ".")
+
+
+def test_everything_public_has_a_docstring():
+    silent = []
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if path.stat().st_size and not ast.get_docstring(tree):
+            silent.append(str(path))
+        silent += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name, node in public_definitions(tree.body)
+            if not ast.get_docstring(node)
+        ]
+    assert silent == []
+
+
+def test_every_kernel_file_is_used():
+    """What no family is made of is dead text."""
+    used = {"common.cl"} | {name for family in FAMILIES for name in family.files}
+    assert {path.name for path in PACKAGE.rglob("*.cl")} == used
+
+
+def test_kernel_files_are_read_as_resources(tmp_path):
+    """A package in a zip archive has no files: only importlib.resources can read its data."""
+    archive = tmp_path / "clgemm.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                packed.write(path, path.relative_to(ROOT))
+    program = (
+        "import clgemm; from clgemm.kernels import source;"
+        "assert '.zip' in clgemm.__file__, clgemm.__file__;"
+        "print(source.package_hash(), len(source.read('common.cl')))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(archive)},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.stdout.split() == [source.package_hash(), str(len(source.read("common.cl")))]
+
+
+@pytest.fixture
+def project():
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib comes with Python 3.11")
+    import tomllib  # noqa: PLC0415 - see the line above
+
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("an installed clgemm has no pyproject.toml beside it")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_a_wheel_carries_every_package(project):
+    folders = {
+        ".".join(path.parent.relative_to(ROOT).parts) for path in PACKAGE.rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == folders
+
+
+def test_a_wheel_carries_every_data_file(project):
+    patterns = project["tool"]["setuptools"]["package-data"]
+    data = [
+        path
+        for path in PACKAGE.rglob("*")
+        if path.suffix in {".cl", ".json"} or path.name == "py.typed"
+    ]
+    assert any(path.name == "py.typed" for path in data)
+    missing = [
+        str(path)
+        for path in data
+        if not any(
+            fnmatch.fnmatch(path.name, pattern)
+            for pattern in patterns.get(".".join(path.parent.relative_to(ROOT).parts), ())
+        )
+    ]
+    assert missing == []
+
+
+def test_the_command_line_is_an_entry_point(project):
+    assert project["project"]["scripts"] == {"clgemm": "clgemm.cli:main"}
+
+
+def test_what_is_required_is_what_is_imported(project):
+    """Every third-party import has its requirement, and every requirement its import."""
+    required = {
+        requirement.split(">")[0].split("=")[0].strip()
+        for requirement in project["project"]["dependencies"]
+    }
+    imported = {
+        room(i.module)
+        for path in modules()
+        for i in imports_of(path, PACKAGE)
+        if not i.inside and not i.typing_only
+    } - set(sys.stdlib_module_names)
+    assert imported == required
+
+
+def test_the_installed_version_is_the_package_s():
+    assert metadata.version("clgemm") == clgemm.__version__

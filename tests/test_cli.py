@@ -1,0 +1,230 @@
+"""The command line: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import run_python
+
+import clgemm
+from clgemm import cli
+from clgemm.errors import ClgemmWarning
+from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import timing, tuner
+
+
+@pytest.fixture
+def device(session):
+    """Each device present, in use."""
+    with sessions.using(session):
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch):
+    """Do not wait for a quiet machine: times do not matter here."""
+    monkeypatch.setattr(timing, "_busy_ticks", lambda: None)
+
+
+def test_versions_name_what_a_report_needs():
+    text = cli.versions()
+    for part in (clgemm.__version__, np.__version__, "scipy", "pyopencl", "python"):
+        assert part in text
+
+
+def test_info(device, capsys):
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert cli.versions() in out
+    for found in devices.find():
+        assert found.traits.describe() in out
+        assert found.traits.driver_version in out
+    marked = [line for line in out.splitlines() if line.startswith(" * ")]
+    assert len(marked) == 1
+    assert device.traits.describe() in marked[0]
+    assert f"in use: {device.traits.describe()} ({device.reason})" in out
+    assert "CLGEMM_TUNE=off" in out
+    for code in "sdcz":
+        assert f"\n  {code}: " in out
+    for size_class in SIZE_CLASSES:
+        assert size_class in out
+    assert "cache directory:" in out
+
+
+def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    store = tuner.store_for(device.traits)
+    config = tuner.defaults(device.traits, PRECISIONS["s"], "").choices["large"]
+    data = {"family": config.family, "params": dict(config.params)}
+    store.write("s", {"choices": dict.fromkeys(SIZE_CLASSES, data)})
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert f"s: from {store.path}" in out
+    assert str(config) in out
+    assert "d: not tuned yet; the first call will" in out
+    store.path.write_text(json.dumps(json.loads(store.path.read_text()) | {"kernels": "old"}))
+    assert cli.main(["info"]) == 0
+    assert (
+        "s: not tuned yet; the first call will (kernel source changed)" in capsys.readouterr().out
+    )
+
+
+def test_info_of_a_device_without_double_precision(device, capsys):
+    single = type(device).__new__(type(device))
+    single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
+    with sessions.using(single):
+        assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert "d: this device has no double precision" in out
+    assert "z: this device has no double precision" in out
+    assert "s: from" in out
+
+
+def test_info_without_a_device_says_how_to_get_one(capsys, monkeypatch):
+    monkeypatch.setattr(devices, "find", tuple)
+    assert cli.main(["info"]) == 1
+    out = capsys.readouterr().out
+    assert "devices: none" in out
+    assert "pip install 'clgemm[cpu]'" in out
+
+
+@pytest.mark.usefixtures("device")
+def test_demo(capsys):
+    assert cli.main(["demo", "--n", "96", "--precisions", "sd"]) == 0
+    out = capsys.readouterr().out
+    assert "n = 96" in out
+    rows = [line for line in out.splitlines() if "GF/s" in line]
+    assert [row.split()[0] for row in rows] == ["sgemm", "dgemm"]
+    for row in rows:
+        assert row.count(" ms") == 2
+        speed_up = next(word for word in row.split() if word.endswith("x"))
+        assert float(speed_up[:-1]) > 0
+        assert float(row.split()[-1]) < 1, "the error is below the bound"
+    assert "all results agree with SciPy" in out
+
+
+@pytest.mark.usefixtures("device")
+def test_demo_of_one_element(capsys):
+    assert cli.main(["demo", "--n", "1", "--precisions", "z"]) == 0
+    assert "zgemm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [np.nan, 1e-2])
+@pytest.mark.usefixtures("device")
+def test_demo_says_so_if_a_result_is_wrong(wrong, capsys, monkeypatch):
+    right = clgemm.sgemm
+
+    def sgemm(*arguments):
+        c = right(*arguments)
+        c[0, 0] += np.float32(wrong)
+        return c
+
+    monkeypatch.setattr(cli.blas, "sgemm", sgemm)
+    assert cli.main(["demo", "--n", "50", "--precisions", "s"]) == 1
+    assert "A RESULT IS WRONG" in capsys.readouterr().out
+
+
+def test_demo_leaves_out_what_the_device_lacks(device, capsys):
+    single = type(device).__new__(type(device))
+    single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
+    with sessions.using(single):
+        assert cli.main(["demo", "--n", "40"]) == 0
+    out = capsys.readouterr().out
+    assert "sgemm" in out
+    assert "dgemm" not in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["demo", "--n", "0"], ["demo", "--n", "-3"], ["demo", "--precisions", "sx"]]
+)
+def test_values_that_make_no_sense(arguments, capsys):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert "--n" in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--n", "many"], ["info", "more"]])
+def test_what_the_parser_refuses(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: clgemm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
+    monkeypatch.setattr(sessions, "_current", None)
+    monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
+    assert cli.main([command]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("clgemm: error: ")
+    assert "abacus" in captured.err
+    assert captured.err.count("\n") == 1
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_in_a_child_that_may_use_no_device(command, capsys, monkeypatch):
+    monkeypatch.setattr(sessions, "current", lambda: None)
+    assert cli.main([command]) == 1
+    assert "no" in capsys.readouterr().out
+
+
+def test_as_a_module(session):
+    run = subprocess.run(
+        [sys.executable, "-m", "clgemm", "info"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert session.traits.describe() in run.stdout
+
+
+def test_version_needs_no_device():
+    program = """
+import sys
+from clgemm import cli
+from clgemm.errors import ClgemmWarning
+sys.argv = ["clgemm", "--version"]
+try:
+    cli.main()
+except SystemExit as end:
+    assert not end.code
+assert "pyopencl" not in sys.modules
+"""
+    run = run_python(program)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert clgemm.__version__ in run.stdout
+
+
+@pytest.mark.parametrize(("flags", "level"), [([], logging.INFO), (["-v"], logging.DEBUG)])
+def test_verbose_shows_the_log(flags, level, monkeypatch):
+    asked = []
+    monkeypatch.setattr(logging, "basicConfig", lambda **more: asked.append(more["level"]))
+    monkeypatch.setattr(cli, "info", lambda: 0)
+    assert cli.main([*flags, "info"]) == 0
+    assert asked == [level]
+
+
+def test_warnings_of_clgemm_are_shown(monkeypatch, recwarn):
+    def info():
+        for _ in range(2):
+            warnings.warn("the same", ClgemmWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(cli, "info", info)
+    assert cli.main(["info"]) == 0
+    assert len(recwarn) == 2

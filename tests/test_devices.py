@@ -1,0 +1,411 @@
+"""Finding, trying and choosing devices, with faults put in their way."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import CPU, GPU, heard, quiet, run_python
+
+import clgemm
+from clgemm.errors import BuildError, ClgemmError, DeviceError
+from clgemm.runtime import devices, opencl, platforms
+from clgemm.runtime import session as sessions
+from clgemm.runtime.devices import Found, wanted
+from clgemm.runtime.opencl import cl
+
+POCL = replace(CPU, platform="Portable Computing Language", platform_version="OpenCL 3.0 PoCL 9",
+               name="cpu-generic")  # fmt: skip
+INTEL = replace(CPU, platform="Intel(R) OpenCL", vendor="Intel(R) Corporation", name="Xeon")
+NVIDIA = replace(GPU, platform="NVIDIA CUDA", vendor="NVIDIA Corporation", name="H200")
+SECOND = replace(NVIDIA, name="H200 NVL")
+HERE = tuple(Found(name, traits) for name, traits in
+             [("d0", POCL), ("d1", INTEL), ("d2", NVIDIA), ("d3", SECOND)])  # fmt: skip
+
+
+def names(found):
+    return [f.device for f in found]
+
+
+@pytest.mark.parametrize(
+    ("wish", "devices_named"),
+    [
+        ("nvidia", ["d2", "d3"]),
+        ("NVIDIA", ["d2", "d3"]),
+        ("nvidia:0", ["d2"]),
+        ("nvidia:1", ["d3"]),
+        ("nvidia:2", []),
+        ("nvl", ["d3"]),
+        ("pocl", ["d0"]),
+        ("pocl:0", ["d0"]),
+        ("pocl:1", []),
+        ("Intel(R) OpenCL", ["d1"]),
+        ("xeon", ["d1"]),
+        ("gpu", ["d2", "d3"]),
+        ("gpu:1", ["d3"]),
+        ("cpu:1", ["d1"]),
+        ("amd", []),
+    ],
+)
+def test_wishes(wish, devices_named):
+    assert names(wanted(HERE, wish)) == devices_named
+
+
+def test_gpus_come_before_cpus_and_faster_ones_before_slower():
+    slow = replace(GPU, compute_units=1)
+    fast = replace(GPU, compute_units=132)
+    many = replace(CPU, compute_units=256)
+    found = tuple(Found(t.compute_units, t) for t in (many, slow, CPU, fast))
+    assert names(wanted(found, "")) == [132, 1, 256, 8]
+
+
+def test_of_two_runtimes_for_a_cpu_the_one_with_shared_virtual_memory():
+    found = (Found("buffers", CPU), Found("svm", replace(CPU, system_svm=True)))
+    assert names(wanted(found, "")) == ["svm", "buffers"]
+
+
+def test_of_equal_devices_the_first():
+    assert names(wanted((Found("x", CPU), Found("y", CPU)), "")) == ["x", "y"]
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Let devices of the test's choice be present, with the faults that it names."""
+    monkeypatch.delenv("CLGEMM_DEVICE", raising=False)
+
+    def have(found, faults=()):
+        faults = dict(faults)
+        monkeypatch.setattr(devices, "find", lambda: tuple(found))
+        monkeypatch.setattr(devices, "works", lambda device: faults.get(device, ""))
+
+    return have
+
+
+def test_the_best_device_is_chosen_and_the_reason_given(here):
+    here(HERE)
+    found, reason = quiet(devices.choose)
+    assert found.device == "d2"
+    assert "GPU" in reason
+    here(HERE[:2])
+    assert "CPU" in devices.choose()[1]
+    here(HERE[:1])
+    assert devices.choose()[1] == "the only device"
+
+
+def test_a_wish_is_obeyed_and_is_the_reason(here, monkeypatch):
+    here(HERE)
+    monkeypatch.setenv("CLGEMM_DEVICE", "pocl:0")
+    found, reason = quiet(devices.choose)
+    assert found.device == "d0"
+    assert reason == "CLGEMM_DEVICE=pocl:0"
+
+
+def test_a_wish_that_names_none_is_an_error_that_names_all(here, monkeypatch):
+    here(HERE)
+    monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
+    with pytest.raises(DeviceError, match="CLGEMM_DEVICE='abacus'") as caught:
+        devices.choose()
+    for f in HERE:
+        assert f.traits.describe() in str(caught.value)
+
+
+def test_a_broken_device_is_skipped_with_one_warning(here):
+    here(HERE, {"d2": "CL_BUILD_PROGRAM_FAILURE"})
+    chosen = []
+    (message,) = heard(lambda: chosen.append(devices.choose()))
+    assert chosen[0][0].device == "d3"
+    assert "CL_BUILD_PROGRAM_FAILURE" in message
+    assert NVIDIA.describe() in message
+
+
+def test_broken_devices_only(here):
+    here(HERE[:2], {"d0": "no", "d1": "neither"})
+
+    def choose():
+        with pytest.raises(DeviceError, match=r"pip install 'clgemm\[cpu\]'"):
+            devices.choose()
+
+    assert len(heard(choose)) == 2
+
+
+def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):
+    here(())
+    monkeypatch.setattr(sessions, "_current", None)
+    with pytest.raises(DeviceError, match=r"pip install 'clgemm\[cpu\]'") as caught:
+        clgemm.sgemm(1.0, np.eye(70), np.eye(70))
+    assert isinstance(caught.value, ClgemmError)
+
+
+def test_the_host_needs_no_device(here, monkeypatch):
+    here(())
+    monkeypatch.setattr(sessions, "_current", None)
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    np.testing.assert_array_equal(clgemm.sgemm(1.0, np.eye(70), np.eye(70)), np.eye(70))
+
+
+def driver_s_device(platform="A platform", **facts):
+    """Make what `read_traits` asks of a cl.Device."""
+    usual = {
+        "type": cl.device_type.CPU, "vendor": " V ", "name": " N ", "driver_version": "1 ",
+        "max_compute_units": 4, "max_work_group_size": 256, "local_mem_size": 1 << 15,
+        "global_mem_size": 1 << 30, "max_mem_alloc_size": 1 << 28, "extensions": "",
+        "native_vector_width_float": 8, "max_clock_frequency": 2000, "svm_capabilities": 0,
+    }  # fmt: skip
+    place = SimpleNamespace(name=platform, version="OpenCL 3.0 ")
+    return SimpleNamespace(platform=place, **(usual | facts))
+
+
+def test_traits_are_read():
+    t = devices.read_traits(driver_s_device())
+    assert (t.vendor, t.name, t.driver_version, t.platform_version) == ("V", "N", "1", "OpenCL 3.0")
+    assert (t.kind, t.simd_bytes, t.compute_units) == ("cpu", 32, 4)
+    assert t.unified_memory
+    assert {t.fp64, t.system_svm, t.fork_safe, t.clang_builtins} == {False}
+
+
+@pytest.mark.parametrize(
+    ("facts", "want"),
+    [
+        ({"type": cl.device_type.GPU}, {"kind": "gpu", "unified_memory": False}),
+        ({"type": cl.device_type.ACCELERATOR}, {"kind": "other"}),
+        ({"extensions": "cl_khr_fp64 cl_other"}, {"fp64": True}),
+        ({"double_fp_config": 63}, {"fp64": True}),
+        ({"extensions": "cl_khr_fp64_not"}, {"fp64": False}),
+        ({"native_vector_width_float": 1}, {"simd_bytes": 16}),
+        ({"native_vector_width_float": 16}, {"simd_bytes": 64}),
+        ({"svm_capabilities": cl.device_svm_capabilities.FINE_GRAIN_SYSTEM}, {"system_svm": True}),
+        (
+            {
+                "extensions": "cl_nv_device_attribute_query",
+                "compute_capability_major_nv": 9,
+                "compute_capability_minor_nv": 0,
+            },
+            {"compute_capability": (9, 0)},
+        ),
+    ],
+)
+def test_traits_follow_what_the_driver_says(facts, want):
+    traits = devices.read_traits(driver_s_device(**facts))
+    assert {name: getattr(traits, name) for name in want} == want
+
+
+def test_a_driver_that_does_not_know_of_shared_virtual_memory():
+    old = driver_s_device()
+    del old.svm_capabilities
+    assert devices.read_traits(old).system_svm is False
+
+
+@pytest.mark.parametrize(
+    ("platform", "want"),
+    [
+        ("Portable Computing Language", {"clang_builtins": True, "fork_safe": False}),
+        ("Intel(R) OpenCL", {"clang_builtins": True, "fork_safe": True}),
+        ("Oclgrind", {"kind": "cpu", "fork_safe": True, "unified_memory": True}),
+        ("Somebody's OpenCL", {"clang_builtins": False, "fork_safe": False}),
+    ],
+)
+def test_quirks_correct_what_drivers_say(platform, want):
+    oddly = driver_s_device(platform, type=cl.device_type.ACCELERATOR)
+    traits = devices.read_traits(oddly)
+    assert {name: getattr(traits, name) for name in want} == want
+
+
+def test_quirks_name_traits_and_give_a_reason():
+    known = {field.name for field in fields(CPU)}
+    for quirk in devices.QUIRKS:
+        assert quirk.reason
+        assert {name for name, _ in quirk.facts} <= known
+
+
+def test_the_fingerprint_is_stable_and_names_the_driver():
+    assert CPU.fingerprint() == replace(CPU).fingerprint()
+    for fact in ("platform", "platform_version", "vendor", "name", "driver_version"):
+        assert replace(CPU, **{fact: "another"}).fingerprint() != CPU.fingerprint(), fact
+    assert replace(CPU, compute_units=9).fingerprint() != CPU.fingerprint()
+    # What changes from boot to boot must not cost a search.
+    same = replace(CPU, global_memory=1, max_allocation=1, clock_mhz=1)
+    assert same.fingerprint() == CPU.fingerprint()
+
+
+def test_fingerprints_are_the_same_in_every_process():
+    program = (
+        "from clgemm.runtime.devices import find;"
+        "print(*[found.traits.fingerprint() for found in find()])"
+    )
+    run = run_python(program, PYTHONHASHSEED=7)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == [f.traits.fingerprint() for f in devices.find()]
+
+
+def device_of(session):
+    return next(f for f in devices.find() if f.traits == session.traits).device
+
+
+def test_a_device_that_works(session):
+    assert devices.works(device_of(session)) == ""
+
+
+@pytest.mark.parametrize(
+    ("probe", "complaint"),
+    [
+        ("__kernel void probe(__global int *x) { x[0] += 40; }", "41 instead of 42"),
+        ("__kernel void probe(__global int *x) { x[0] += ; }", ""),
+        ("__kernel void another(__global int *x) { x[0] += 41; }", ""),
+    ],
+    ids=["wrong", "no compiler", "no kernel"],
+)
+def test_a_device_that_does_not_work(session, probe, complaint, monkeypatch):
+    monkeypatch.setattr(devices, "PROBE", probe)
+    fault = quiet(lambda: devices.works(device_of(session)))
+    assert fault
+    assert complaint in fault
+    assert "\n" not in fault
+
+
+def test_a_refused_kernel_is_a_build_error_with_the_log(session, monkeypatch):
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    fresh = sessions.Session(found, "a test")
+    monkeypatch.setattr("clgemm.kernels.source.text", lambda _spec: "__kernel void x( { nonsense")
+    with sessions.using(fresh), pytest.raises(BuildError) as caught:
+        clgemm.sgemm(1.0, np.eye(70), np.eye(70))
+    text = str(caught.value)
+    assert session.traits.name in text
+    assert session.traits.driver_version in text
+    assert "CLGEMM_DEVICE" in text
+    assert isinstance(caught.value, DeviceError)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_double_precision_is_refused_where_there_is_none(session, code):
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    single = sessions.Session(found._replace(traits=replace(found.traits, fp64=False)), "a test")
+    routine = getattr(clgemm, f"{code}gemm")
+    c = np.full((70, 70), 3, routine.dtype, order="F")
+    with sessions.using(single):
+        if code in "sc":
+            np.testing.assert_array_equal(routine(2.0, np.eye(70), np.eye(70)), 2 * np.eye(70))
+            return
+        with pytest.raises(DeviceError, match=f"{code}gemm") as caught:
+            routine(2.0, np.eye(70), np.eye(70), 1.0, c, overwrite_c=1)
+        with pytest.raises(DeviceError):
+            clgemm.matmul(c, c)
+    assert found.traits.describe() in str(caught.value)
+    assert "cl_khr_fp64" in str(caught.value)
+    assert np.all(c == 3)
+
+
+def an_error():
+    try:
+        cl.Context([])
+    except cl.Error as error:
+        return error
+    raise AssertionError("a context without devices was made")
+
+
+def test_a_platform_without_devices_is_passed_over(monkeypatch, session):
+    def refuse():
+        raise an_error()
+
+    empty = SimpleNamespace(name="An empty platform", get_devices=refuse)
+    known = platforms.known()
+    monkeypatch.setattr(platforms, "known", lambda: [empty, *known])
+    assert session.traits in [f.traits for f in devices.find.__wrapped__()]
+
+
+def test_a_loader_that_knows_no_platform_is_not_the_end(monkeypatch):
+    def refuse():
+        raise an_error()
+
+    monkeypatch.setattr(opencl.load(), "get_platforms", refuse)
+    embedded = SimpleNamespace(name="X")
+    monkeypatch.setattr(platforms, "embedded_platforms", lambda: [embedded])
+    assert platforms.known() == [embedded]
+
+
+def test_a_platform_is_listed_once(monkeypatch):
+    """The embedded runtime may be one that the loader knows too."""
+    first, second = SimpleNamespace(name="X"), SimpleNamespace(name="Y")
+    monkeypatch.setattr(opencl.load(), "get_platforms", lambda: [first])
+    monkeypatch.setattr(
+        platforms, "embedded_platforms", lambda: [SimpleNamespace(name="X"), second]
+    )
+    assert platforms.known() == [first, second]
+
+
+def test_without_an_embedded_runtime_there_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(platforms.sys, "prefix", str(tmp_path))
+    assert quiet(platforms.embedded_platforms) == []
+
+
+def test_a_broken_embedded_runtime_is_said_and_passed_over(monkeypatch, tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libintelocl.so").write_text("no library")
+    monkeypatch.setattr(platforms.sys, "prefix", str(tmp_path))
+    (message,) = heard(platforms.embedded_platforms)
+    assert "libintelocl.so" in message
+    assert "pip install" in message
+    found = []
+    heard(lambda: found.extend(platforms.embedded_platforms()))
+    assert found == []
+
+
+MULTIPLY = """
+import os, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+before = os.environ.get("PYOPENCL_NO_CACHE")
+if sys.argv[1] == "pyopencl first":
+    import pyopencl
+import numpy as np
+import clgemm
+a = np.random.default_rng(1).uniform(-1, 1, (90, 90)).astype(np.float32)
+assert abs(clgemm.sgemm(1.0, a, a) - a @ a).max() < 1e-4
+from clgemm.runtime import session
+assert os.environ.get("PYOPENCL_NO_CACHE") == before
+print(session.current().traits.platform)
+"""
+
+
+@pytest.mark.parametrize("order", ["clgemm first", "pyopencl first"])
+def test_unusable_caches_do_not_matter(session, order, tmp_path):
+    """A file stands where the cache directory should be: even root cannot make it."""
+    (tmp_path / "cache").touch()
+    run = run_python(
+        MULTIPLY,
+        order,
+        CLGEMM_DEVICE=session.traits.platform,
+        CLGEMM_CACHE_DIR=None,
+        POCL_CACHE_DIR=None,
+        PYOPENCL_NO_CACHE=None,
+        XDG_CACHE_HOME=tmp_path / "cache",
+        TMPDIR=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == session.traits.platform
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
+
+
+def test_pyopencl_s_own_setting_stands(session):
+    run = run_python(
+        MULTIPLY, "pyopencl first", CLGEMM_DEVICE=session.traits.platform, PYOPENCL_NO_CACHE=None
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.strip() == session.traits.platform
+
+
+def test_a_cache_that_turns_out_unusable_is_turned_off(session, monkeypatch):
+    """The program imported pyopencl with caches that fail when the first kernel is made."""
+    module = opencl.load()
+    monkeypatch.setattr(module, "_PYOPENCL_NO_CACHE", False)
+    calls, real = [], opencl._typed_kernel
+
+    def first_time_full(*arguments):
+        calls.append(module._PYOPENCL_NO_CACHE)
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    monkeypatch.setattr(opencl, "_typed_kernel", first_time_full)
+    assert devices.works(device_of(session)) == ""
+    assert calls == [False, True]

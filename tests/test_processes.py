@@ -1,0 +1,305 @@
+"""Threads that share a device, children forked from its users, and the end of a program."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+import reference
+from helpers import run_python
+
+import clgemm
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import session as sessions
+from clgemm.tuning.trial import random_matrix
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+
+SHAPES = ((70, 65, 80), (3, 200, 31), (129, 1, 7), (1, 1, 300), (200, 190, 64), (64, 64, 64))
+THREADS = 8
+
+
+def run_threads(work):
+    """Run `work(number)` in threads that start together; raise what the first one raised."""
+    gate, failures = threading.Barrier(THREADS), []
+
+    def run(number):
+        try:
+            gate.wait()
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - a thread's error must reach the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread hangs"
+    if failures:
+        raise failures[0]
+
+
+def test_threads_get_their_own_results(session):
+    """Launches share kernels, scratch memory and a queue; arguments must not mix."""
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        for turn in range(12):
+            precision = PRECISIONS["sdcz"[(number + turn) % 4]]
+            m, n, k = SHAPES[(number * 5 + turn) % len(SHAPES)]
+            a, b, c = (random_matrix(rng, precision, *s) for s in ((m, k), (n, k), (m, n)))
+            alpha, beta = float(number + 1), float(turn % 3)
+            want, size = reference.gemm(alpha, a, b.T, beta, c)
+            routine = getattr(clgemm, f"{precision.code}gemm")
+            got = routine(alpha, a, b, beta, c, trans_b=1)
+            reference.assert_within_bound(got, want, size, k, precision.eps)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with sessions.using(session):
+            run_threads(work)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_threads_that_make_the_first_call_share_one_session(session):
+    program = """
+import threading, time
+import numpy as np
+import clgemm
+from clgemm.runtime import session as sessions
+gate, results, opened = threading.Barrier(8), [], []
+real = sessions.Session.__init__
+def slowly(self, *more):
+    opened.append(self)
+    time.sleep(0.1)
+    real(self, *more)
+sessions.Session.__init__ = slowly
+a = np.eye(90, dtype=np.float32)
+def call():
+    gate.wait()
+    results.append(clgemm.sgemm(3.0, a, a))
+threads = [threading.Thread(target=call) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert len(results) == 8 and all((c == 3 * a).all() for c in results)
+assert len(opened) == 1, opened
+"""
+    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_the_interpreter_runs_on_while_the_device_works(session):
+    """The GIL is released: another thread counts during one long call."""
+    a = np.ones((700, 700), np.float32)
+    counted, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            counted[0] += 1
+
+    with sessions.using(session):
+        clgemm.sgemm(1.0, a, a)
+        thread = threading.Thread(target=count)
+        thread.start()
+        before = counted[0]
+        for _ in range(5):
+            clgemm.sgemm(1.0, a, a)
+        during = counted[0] - before
+        done.set()
+        thread.join()
+    assert during > 100
+
+
+# Run in an interpreter of its own: what hangs here must not hang the tests.
+FORK = """
+import os, signal, sys, threading, time
+import numpy as np
+import clgemm
+from clgemm.errors import ClgemmError
+from clgemm.runtime import session as sessions
+
+a = np.random.default_rng(3).uniform(-1, 1, (90, 90)).astype(np.float32)
+want = a @ a
+def right():
+    return np.allclose(clgemm.sgemm(1.0, a, a), want, atol=1e-3)
+
+def computes_or_raises():
+    try:
+        return right()
+    except (ClgemmError, MemoryError):
+        return True
+
+def wait(child, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hangs"
+
+def in_child(work):
+    child = os.fork()
+    if not child:
+        os._exit(0 if work() else 5)
+    return wait(child)
+"""
+
+FORKS = {
+    "after use": """
+assert right()
+assert in_child(computes_or_raises) == 0
+assert right()
+""",
+    "before use": """
+assert in_child(right) == 0
+assert right()
+""",
+    "a grandchild": """
+assert right()
+assert in_child(lambda: computes_or_raises() and in_child(computes_or_raises) == 0) == 0
+""",
+    "many times": """
+for _ in range(4):
+    assert right()
+    assert in_child(computes_or_raises) == 0
+assert right()
+""",
+    "in the midst of other threads' calls": """
+assert right()
+stop = False
+def calls():
+    while not stop:
+        right()
+threads = [threading.Thread(target=calls) for _ in range(3)]
+[t.start() for t in threads]
+try:
+    for _ in range(8):
+        assert in_child(computes_or_raises) == 0
+finally:
+    stop = True
+    [t.join() for t in threads]
+""",
+    "while another thread holds every lock": """
+assert right()
+held, free = threading.Event(), threading.Event()
+def hold():
+    session = sessions.current()
+    with sessions._lock, session.lock, session.tuning:
+        held.set()
+        free.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+try:
+    assert in_child(computes_or_raises) == 0
+finally:
+    free.set()
+    thread.join()
+""",
+    "while another thread makes the first call": """
+thread = threading.Thread(target=right)
+thread.start()
+while not sessions._lock.locked() and thread.is_alive():
+    time.sleep(0.001)
+time.sleep(0.05)
+assert in_child(computes_or_raises) == 0
+thread.join()
+""",
+    "and ends like any program": """
+assert right()
+child = os.fork()
+if not child:
+    sys.exit(0 if computes_or_raises() else 5)
+assert wait(child) == 0
+""",
+    "by multiprocessing": """
+import multiprocessing
+assert right()
+def work(number):
+    return computes_or_raises()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map_async(work, range(4)).get(20) == [True] * 4
+""",
+}
+
+
+@needs_fork
+@pytest.mark.parametrize("how", FORKS)
+def test_a_forked_child_computes_or_raises_and_never_hangs(session, how):
+    run = run_python(FORK + FORKS[how], timeout=100, CLGEMM_DEVICE=session.traits.platform)
+    assert run.returncode == 0, run.stderr
+
+
+@needs_fork
+def test_a_child_of_a_driver_that_does_not_survive_computes_on_the_host(session):
+    if session.traits.fork_safe:
+        pytest.skip(f"{session.traits.describe()} survives a fork")
+    program = (
+        FORK
+        + """
+assert right()
+assert in_child(lambda: right() and sessions.current() is None) == 0
+"""
+    )
+    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    "last_words",
+    [
+        "",
+        "sys.exit(0)",
+        "import gc; gc.collect(); del clgemm, sessions",
+        "kept = [clgemm.sgemm(1.0, a, a) for _ in range(3)]; kept.append(kept)",
+        "import atexit; atexit.register(lambda: clgemm.sgemm(1.0, a, a))",
+        "threading.Thread(target=lambda: [clgemm.sgemm(1.0, a, a) for _ in range(50)]).start()",
+    ],
+)
+def test_a_program_ends_without_a_word(session, last_words):
+    program = f"""
+import sys, threading
+import numpy as np
+import clgemm
+from clgemm.runtime import session as sessions
+a = np.eye(90, dtype=np.float32)
+assert (clgemm.sgemm(1.0, a, a) == a).all()
+assert (clgemm.zgemm(1.0, a, a) == a).all()
+{last_words}
+"""
+    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    assert (run.returncode, run.stderr, run.stdout) == (0, "", "")
+
+
+def test_spawned_workers_share_nothing_and_need_nothing(session, tmp_path):
+    (tmp_path / "program.py").write_text(
+        """
+import multiprocessing
+import numpy as np
+import clgemm
+
+def work(number):
+    a = np.eye(90, dtype=np.float32)
+    return float(clgemm.sgemm(float(number), a, a)[0, 0])
+
+if __name__ == "__main__":
+    work(1)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        assert pool.map_async(work, range(4)).get(50) == [0.0, 1.0, 2.0, 3.0]
+"""
+    )
+    program = (
+        "import runpy, sys; sys.argv[:] = sys.argv[1:];"
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    run = run_python(program, tmp_path / "program.py", CLGEMM_DEVICE=session.traits.platform)
+    assert run.returncode == 0, run.stderr

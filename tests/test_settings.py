@@ -1,0 +1,102 @@
+"""Environment variables: what each value means, and that a bad one is said once and ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import pytest
+from helpers import heard, quiet
+
+from clgemm import settings
+
+NAMES = ("DEVICE", "TUNE", "TUNE_SECONDS", "ROUTE", "CACHE_DIR")
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    """No variable set, and nothing warned about yet."""
+    for name in NAMES:
+        monkeypatch.delenv(f"CLGEMM_{name}", raising=False)
+    settings._warn_once.cache_clear()
+
+
+def test_defaults():
+    assert quiet(settings.device) == ""
+    assert quiet(settings.tune_seconds) == settings.DEFAULT_TUNE_SECONDS == 5
+    assert quiet(settings.tuning_enabled) is True
+    assert quiet(settings.route) == "auto"
+    assert quiet(settings.cache_dir) == Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_value_is_the_default(name, monkeypatch):
+    read = {
+        "DEVICE": settings.device,
+        "TUNE": settings.tuning_enabled,
+        "TUNE_SECONDS": settings.tune_seconds,
+        "ROUTE": settings.route,
+        "CACHE_DIR": settings.cache_dir,
+    }[name]
+    default = read()
+    monkeypatch.setenv(f"CLGEMM_{name}", "")
+    assert quiet(read) == default
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read", "want"),
+    [
+        ("DEVICE", " pocl:0 ", settings.device, "pocl:0"),
+        ("TUNE", "off", settings.tuning_enabled, False),
+        ("TUNE", " OFF ", settings.tuning_enabled, False),
+        ("TUNE", "0", settings.tuning_enabled, False),
+        ("TUNE", "no", settings.tuning_enabled, False),
+        ("TUNE", "false", settings.tuning_enabled, False),
+        ("TUNE", "auto", settings.tuning_enabled, True),
+        ("TUNE_SECONDS", "0.25", settings.tune_seconds, 0.25),
+        ("TUNE_SECONDS", " 1e2 ", settings.tune_seconds, 100.0),
+        ("ROUTE", "host", settings.route, "host"),
+        ("ROUTE", "Device", settings.route, "device"),
+        ("ROUTE", "auto", settings.route, "auto"),
+        ("CACHE_DIR", "/some/where", settings.cache_dir, Path("/some/where")),
+    ],
+)
+def test_values(name, text, read, want, monkeypatch):
+    monkeypatch.setenv(f"CLGEMM_{name}", text)
+    assert quiet(read) == want
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "read", "want"),
+    [
+        ("TUNE", "sometimes", settings.tuning_enabled, True),
+        ("ROUTE", "gpu", settings.route, "auto"),
+        *(
+            ("TUNE_SECONDS", text, settings.tune_seconds, settings.DEFAULT_TUNE_SECONDS)
+            for text in ("soon", "0", "-1", "nan", "inf", "5 s")
+        ),
+    ],
+)
+def test_a_bad_value_warns_once_and_is_ignored(name, text, read, want, monkeypatch):
+    monkeypatch.setenv(f"CLGEMM_{name}", text)
+    results = []
+    (message,) = heard(lambda: results.append(read()))
+    assert results == [want]
+    assert f"CLGEMM_{name}" in message
+    assert repr(text) in message
+    assert quiet(read) == want
+
+
+def test_two_bad_values_are_two_warnings(monkeypatch):
+    def read(text):
+        monkeypatch.setenv("CLGEMM_ROUTE", text)
+        settings.route()
+
+    assert len(heard(lambda: [read(text) for text in ("gpu", "cpu", "gpu")])) == 2
+
+
+def test_variables_are_read_at_each_use(monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    assert settings.route() == "host"
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    assert settings.route() == "device"

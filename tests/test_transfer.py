@@ -1,0 +1,217 @@
+"""Copies between host and device memory: every layout there and back, gaps untouched."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+from clgemm import driver, transfer
+from clgemm.problem import PRECISIONS, layout_of
+from clgemm.runtime import session as sessions
+from clgemm.runtime.opencl import cl
+from clgemm.tuning.trial import random_matrix
+
+ROOM = (9, 8, 7)
+
+
+def room(dtype):
+    """Make a block of memory with a different number in each element."""
+    return (np.arange(np.prod(ROOM)) + 1).astype(dtype).reshape(ROOM)
+
+
+def interleaved(x):
+    """Matrices whose columns take turns in memory."""
+    return x.transpose(1, 2, 0)
+
+
+# What BLAS can express, cut out of `room`; True where no two elements share memory.
+LAYOUTS = {
+    "row-major": (lambda x: x[0], True),
+    "column-major": (lambda x: x[0].T, True),
+    "row-major, padded": (lambda x: x[1, :, 2:6], True),
+    "column-major, padded": (lambda x: x[1, 1:5, 2:6].T, True),
+    "every other row": (lambda x: x[2, ::2], True),
+    "one element": (lambda x: x[3, 4:5, 5:6], True),
+    "a row": (lambda x: x[3, 4:5], True),
+    "a row of a column-major matrix": (lambda x: x[3].T[2:3], True),
+    "a row of every third element": (lambda x: x.reshape(1, -1)[:, 5::3], True),
+    "the same with a step between rows": (lambda x: x[::8, 0, ::2][:1], True),
+    "a column": (lambda x: x[3, :, 2:3], True),
+    "a column of every third element": (lambda x: x.reshape(-1, 1)[5::3], True),
+    "the same, turned": (lambda x: x.reshape(1, -1)[:, 5::3].T, True),
+    "a row repeated": (lambda x: np.broadcast_to(x[2, 3], (5, 7)), False),
+    "a number repeated": (lambda x: np.broadcast_to(x[2, 3:4, 4:5], (1, 6)), False),
+    "a column repeated": (lambda x: np.broadcast_to(x[2, 3], (5, 7)).T, False),
+    "sliding windows": (lambda x: sliding_window_view(x.reshape(-1)[:40], 7), False),
+    "sliding windows, turned": (lambda x: sliding_window_view(x.reshape(-1)[:40], 7).T, False),
+    "sparse sliding windows": (lambda x: sliding_window_view(x.reshape(-1), 7)[::5], False),
+    "stack": (lambda x: x, True),
+    "stack, column-major": (lambda x: x.swapaxes(1, 2), True),
+    "stack, padded": (lambda x: x[:, :, 1:5], True),
+    "stack, fewer rows": (lambda x: x[:, 2:5], True),
+    "every other matrix": (lambda x: x[1::2], True),
+    "stack of one": (lambda x: x[4:5], True),
+    "stack of one padded": (lambda x: x[4:5, :, 2:5], True),
+    "stack of rows": (lambda x: x[:, 3:4, 1:6], True),
+    "stack of columns": (lambda x: x[:, 1:6, 3:4], True),
+    "stack of one matrix": (lambda x: np.broadcast_to(x[2], (4, 8, 7)), False),
+    "stack of one padded matrix": (lambda x: np.broadcast_to(x[2, 1:4, 1:4].T, (4, 3, 3)), False),
+    "interleaved stack": (lambda x: interleaved(x).swapaxes(1, 2), True),
+    "stack of windows": (lambda x: sliding_window_view(x.reshape(-1)[:60], (20,))[::7]
+                         .reshape(-1, 4, 5), False),
+    "overlapping matrices": (lambda x: as_strided(x, (6, 4, 5), (x.itemsize * 5, x.itemsize * 5,
+                                                                 x.itemsize)), False),
+}  # fmt: skip
+
+
+def in_column_order(x):
+    """Put the elements as `upload` must place them; a stack of one matrix counts once."""
+    layout = layout_of(x)
+    stack = x if x.ndim > 2 else x[None]
+    if x.ndim > 2 and layout.stride == 0 and x.strides[0] == 0:
+        stack = stack[:1]
+    return np.concatenate([m.ravel("C" if layout.trans else "F") for m in stack])
+
+
+def contents(session, buffer, dtype):
+    got = np.empty(buffer.size // dtype.itemsize, dtype)
+    cl.enqueue_copy(session.queue, got, buffer)
+    return got
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("code", "sz")
+def test_upload(session, code, name):
+    dtype = PRECISIONS[code].dtype
+    memory = room(dtype)
+    x = LAYOUTS[name][0](memory)
+    x.flags.writeable = False
+    assert layout_of(x) is not None, "the case is one that the driver does not copy"
+    want = in_column_order(x)
+    assert transfer.dense_bytes(x) == want.nbytes
+    np.testing.assert_array_equal(contents(session, transfer.upload(session, x), dtype), want)
+    np.testing.assert_array_equal(memory, room(dtype))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, free) in LAYOUTS.items() if free])
+def test_download_touches_the_elements_only(session, name):
+    dtype = np.dtype(np.float32)
+    memory, want = room(dtype), room(dtype)
+    x, y = LAYOUTS[name][0](memory), LAYOUTS[name][0](want)
+    y *= -1
+    buffer = transfer.upload(session, y)
+    transfer.download(session, buffer, x)
+    np.testing.assert_array_equal(memory, want)
+
+
+def test_place_copies_only_what_is_read(session, monkeypatch):
+    apart = separate(session)
+    x = room(np.float32)[0, :, :5]
+    monkeypatch.setattr(transfer, "upload", None)
+    assert transfer.place(apart, x, read=False).size == x.size * 4
+    with pytest.raises(TypeError):
+        transfer.place(apart, x, read=True)
+
+
+_SEPARATE = {}
+
+
+def separate(session):
+    """Return the same device with a memory of its own, as far as clgemm is told."""
+    if session not in _SEPARATE:
+        found = next(f for f in sessions.devices.find() if f.traits == session.traits)
+        traits = replace(session.traits, unified_memory=False, system_svm=False)
+        _SEPARATE[session] = sessions.Session(found._replace(traits=traits), "a test")
+    return _SEPARATE[session]
+
+
+def matrices(flat, rows, columns):
+    """Cut views of rows x columns out of a block of memory, as users' matrices lie in theirs."""
+    wide = flat.reshape(2 * columns + 1, 2 * rows + 3).T
+    long = flat.reshape(2 * rows + 3, 2 * columns + 1)
+    return {
+        "column-major": lambda: flat[: rows * columns].reshape(columns, rows).T,
+        "row-major": lambda: flat[: rows * columns].reshape(rows, columns),
+        "column-major, padded": lambda: wide[1 : rows + 1, :columns],
+        "row-major, padded": lambda: long[:rows, 1 : columns + 1],
+        "every other column": lambda: wide[:rows, : 2 * columns : 2],
+        "backwards": lambda: wide[rows - 1 :: -1, :columns],
+        "two steps": lambda: wide[: 2 * rows : 2, : 2 * columns : 2],
+    }
+
+
+HOWS = tuple(matrices(np.empty(15), 1, 1))
+SHAPES = ((5, 3, 4), (1, 7, 9), (7, 1, 9), (33, 40, 1), (70, 65, 31))
+
+
+def memory_for(rng, precision, rows, columns):
+    return random_matrix(rng, precision, 2 * rows + 3, 2 * columns + 1).ravel("F")
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_gemm_with_separate_memories(session, code, rng):
+    precision, apart = PRECISIONS[code], separate(session)
+    cases = [(shape, how) for shape in SHAPES for how in HOWS]
+    for case, ((m, n, k), how_c) in enumerate(cases):
+        how_a, how_b = HOWS[case % 7], HOWS[(case * 3 + 1) % 7]
+        a = matrices(memory_for(rng, precision, m, k), m, k)[how_a]()
+        b = matrices(memory_for(rng, precision, k, n), k, n)[how_b]()
+        alpha, beta = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.75))[case % 3]
+        memory = memory_for(rng, precision, m, n)
+        c = matrices(memory, m, n)[how_c]()
+        assert np.shares_memory(c, memory)
+        if beta == 0:
+            c[...] = np.nan
+        before = memory.copy()
+        want, size = reference.gemm(alpha, a, b, beta, c)
+        with sessions.using(apart):
+            driver.gemm(alpha, a, b, beta, c)
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+        for x in (memory, before):
+            matrices(x, m, n)[how_c]()[...] = 0
+        np.testing.assert_array_equal(memory, before, f"beside {how_c} memory has changed")
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_stacks_with_separate_memories(session, code, rng):
+    precision, apart = PRECISIONS[code], separate(session)
+    shape_a, shape_b = (4, 9, 13), (4, 13, 6)
+
+    def fill(shape):
+        x = rng.uniform(-1, 1, shape)
+        return (x + 1j * x[::-1]).astype(precision.dtype) if code == "c" else x.astype("f4")
+
+    stacks_a = {
+        "plain": fill(shape_a),
+        "turned": fill((4, 13, 9)).swapaxes(1, 2),
+        "one repeated": np.broadcast_to(fill((9, 13)), shape_a),
+        "padded": fill((4, 9, 20))[:, :, 3:16],
+        "interleaved": fill((9, 4, 13)).swapaxes(0, 1),
+        "interleaved, turned": fill((13, 4, 9)).transpose(1, 2, 0),
+        "backwards": fill(shape_a)[::-1],
+        "windows": sliding_window_view(fill(60), 13)[:36].reshape(4, 9, 13),
+    }
+    b = fill(shape_b)
+    stacks_c = {
+        "plain": lambda: fill((4, 9, 6)),
+        "turned": lambda: fill((4, 6, 9)).swapaxes(1, 2),
+        "interleaved": lambda: fill((9, 4, 6)).swapaxes(0, 1),
+        "interleaved, turned": lambda: fill((6, 4, 9)).transpose(1, 2, 0),
+        "backwards": lambda: fill((4, 9, 6))[::-1],
+    }
+    for name, beta, how in itertools.product(stacks_a, (0.0, -0.5), stacks_c):
+        a, c = stacks_a[name], stacks_c[how]()
+        if beta == 0:
+            c[...] = np.nan
+        want, size = reference.gemm(1.5, a, b, beta, c)
+        with sessions.using(apart):
+            driver.gemm(1.5, a, b, beta, c)
+        try:
+            reference.assert_within_bound(c, want, size, 13, precision.eps)
+        except AssertionError as error:
+            raise AssertionError(f"a {name}, beta {beta}, c {how}: {error}") from error

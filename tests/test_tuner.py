@@ -1,0 +1,649 @@
+"""Where parameters come from: memory, the user's file, a shipped one, a search; and its faults."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from helpers import CPU, GPU, heard, run_python
+
+import clgemm
+from clgemm import driver, host
+from clgemm.errors import TuningError
+from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.kernels.family import Config
+from clgemm.problem import PRECISIONS, SIZE_CLASSES, Gemm, Operand, describe
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.runtime.opencl import cl
+from clgemm.tuning import progress, store, trial, tuner, worker
+from clgemm.tuning.trial import Outcome
+
+S = PRECISIONS["s"]
+PACKED = BY_NAME["cpu_packed"]
+SPACE = list(PACKED.candidates(CPU, S))
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Tuning is on, in a cache directory of the test's own."""
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_warned", set())
+    return tmp_path / "cache"
+
+
+def new_session(traits=CPU):
+    """Make what the tuner needs of a session on a device that is not here."""
+    return SimpleNamespace(traits=traits, tuned={}, tuning=threading.Lock())
+
+
+class FakeWorker:
+    """Answers at once, from a function of (config, every)."""
+
+    answer = None
+    tried = ()
+
+    def __init__(self, device, fingerprint, precision):
+        assert devices.find()[device].traits.fingerprint() == fingerprint
+        assert precision in PRECISIONS
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def attempt(self, config, best, *, every, limit):
+        del best, limit
+        self.tried.append((config, every))
+        return type(self).answer(config, every)
+
+
+def fine(config, seconds=1.0):
+    times = seconds if isinstance(seconds, dict) else dict.fromkeys(SIZE_CLASSES, seconds)
+    return Outcome(config, "ok", "", times, dict.fromkeys(times, (512, 512, 512)))
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Replace the child process; by default every candidate is equally good."""
+    monkeypatch.setattr(FakeWorker, "tried", [])
+    monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _every: fine(config)))
+    monkeypatch.setattr(tuner, "Worker", FakeWorker)
+    found = [devices.Found(None, traits) for traits in (GPU, CPU)]
+    monkeypatch.setattr(devices, "find", lambda: tuple(found))
+    return FakeWorker
+
+
+def no_search(monkeypatch):
+    monkeypatch.setattr(tuner, "Worker", None)
+
+
+def stored(cache, traits=CPU):
+    return json.loads((cache / f"{traits.fingerprint()}.json").read_text())
+
+
+def test_a_miss_searches_and_stores(fake, cache, caplog):
+    caplog.set_level(logging.INFO, "clgemm")
+    session = new_session()
+    tuned = tuner.tuned_for(session, "s")
+    assert tuner.tuned_for(session, "s") is tuned, "the second time from memory"
+    (record,) = [r for r in caplog.records if r.levelno >= logging.INFO]
+    assert record.levelname == "INFO"
+    assert "tuning sgemm" in record.getMessage()
+    assert CPU.name in record.getMessage()
+    assert "5 s" in record.getMessage()
+    entry = stored(cache)["precisions"]["s"]
+    assert set(entry["choices"]) == set(SIZE_CLASSES) == set(tuned.choices)
+    assert entry["choices"]["large"]["params"] == dict(tuned.choices["large"].params)
+    tried = [config for config, every in fake.tried if not every]
+    assert [trial.config_from_json(t["config"]) for t in entry["trials"]] == tried
+    assert tried[0] == PACKED.default(CPU, S), "the default is tried first"
+    assert set(tried) == set(SPACE)
+    assert str(cache) in tuned.origin
+
+
+def test_the_next_process_reads_what_was_stored(fake, caplog, monkeypatch):
+    fake.answer = staticmethod(lambda config, _every: fine(config, 1.0 / config["NR"]))
+    first = tuner.tuned_for(new_session(), "s")
+    no_search(monkeypatch)
+    caplog.set_level(logging.INFO, "clgemm")
+    second = tuner.tuned_for(new_session(), "s")
+    assert second.choices == first.choices
+    assert second.choices["large"]["NR"] == max(c["NR"] for c in SPACE)
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("fake")
+def test_precisions_and_devices_are_tuned_apart(cache, monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "0.4")
+    for traits, code in [(CPU, "s"), (CPU, "z"), (GPU, "s")]:
+        tuner.tuned_for(new_session(traits), code)
+    assert set(stored(cache, CPU)["precisions"]) == {"s", "z"}
+    assert set(stored(cache, GPU)["precisions"]) == {"s"}
+
+
+def test_off_takes_defaults_and_no_file(fake, cache, monkeypatch):
+    tuner.tuned_for(new_session(), "s")
+    fake.tried.clear()
+    monkeypatch.setenv("CLGEMM_TUNE", "off")
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(cache / "other"))
+    tuned = tuner.tuned_for(new_session(), "s")
+    assert set(tuned.choices.values()) == {PACKED.default(CPU, S)}
+    assert "CLGEMM_TUNE=off" in tuned.origin
+    assert fake.tried == []
+    assert not (cache / "other").exists()
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize("traits", [CPU, GPU, replace(CPU, simd_bytes=16)])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_a_stored_default_is_accepted(family, traits, code):
+    """Defaults are points of the space, or a winner that is one would be searched for again."""
+    precision = PRECISIONS[code]
+    if not family.supports(traits, precision):
+        pytest.skip(f"{family.name} does not support {traits.name}")
+    config = family.default(traits, precision)
+    data = json.loads(json.dumps({"family": config.family, "params": dict(config.params)}))
+    assert tuner._config(data, traits, precision) == config
+
+
+def file_with(choices, cache, traits=CPU):
+    tuner.store_for(traits).write("s", {"choices": choices})
+    assert stored(cache, traits)["precisions"]["s"]["choices"] == choices
+
+
+def as_data(config, **changes):
+    return {"family": config.family, "params": dict(config.params) | changes}
+
+
+DEFAULT = PACKED.default(CPU, S)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        as_data(DEFAULT) | {"family": "unheard_of"},
+        as_data(DEFAULT) | {"family": ["cpu_packed"]},
+        as_data(DEFAULT) | {"params": [1, 2]},
+        as_data(DEFAULT) | {"params": "MR"},
+        {"family": "cpu_packed"},
+        "cpu_packed",
+        None,
+        as_data(DEFAULT, MR=DEFAULT["MR"] * 4, NR=24),
+        as_data(DEFAULT, KU=0),
+        as_data(DEFAULT, VW=0),
+        as_data(DEFAULT, KC=-384),
+        as_data(DEFAULT, KC=2**40),
+        as_data(DEFAULT, KC="many"),
+        as_data(DEFAULT, KC=float("inf")),
+        as_data(DEFAULT, KC=None),
+        as_data(DEFAULT, EXTRA=1),
+        {"family": "cpu_packed", "params": {"MR": 32}},
+        as_data(BY_NAME["gpu_tiled"].default(GPU, S), MR=0),
+    ],
+)
+def test_a_stored_configuration_that_cannot_run_is_searched_again(bad, fake, cache):
+    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)) | {"small": bad}, cache)
+    tuned = tuner.tuned_for(new_session(), "s")
+    assert fake.tried, "the file was believed"
+    assert all(config in SPACE for config in tuned.choices.values())
+    assert stored(cache)["precisions"]["s"]["choices"]["small"] != bad
+
+
+@pytest.mark.parametrize("entry", [None, [], "text", {}, {"choices": None}, {"choices": ["large"]}])
+def test_a_stored_entry_of_another_form_is_searched_again(entry, fake, cache):
+    file_with({}, cache)
+    path = cache / f"{CPU.fingerprint()}.json"
+    path.write_text(json.dumps(stored(cache) | {"precisions": {"s": entry}}))
+    tuner.tuned_for(new_session(), "s")
+    assert fake.tried
+
+
+@pytest.fixture
+def shipped(monkeypatch, tmp_path):
+    """Put a folder in place of the one in the package."""
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    monkeypatch.setattr(tuner.resources, "files", lambda package: {
+        "clgemm.tuning.shipped": folder}[package])  # fmt: skip
+    return folder
+
+
+@pytest.mark.usefixtures("fake")
+def test_shipped_parameters_are_used_without_a_search(cache, shipped, monkeypatch):
+    tuner.tuned_for(new_session(), "s")
+    path = cache / f"{CPU.fingerprint()}.json"
+    path.rename(shipped / path.name)
+    no_search(monkeypatch)
+    tuned = tuner.tuned_for(new_session(), "s")
+    assert tuned.origin.startswith("shipped")
+    assert not path.exists()
+
+
+def test_the_user_s_parameters_come_before_shipped_ones(fake, cache, shipped):
+    del fake
+    other = SPACE[-1]
+    assert other != DEFAULT
+    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)), cache)
+    path = cache / f"{CPU.fingerprint()}.json"
+    (shipped / path.name).write_bytes(path.read_bytes())
+    file_with(dict.fromkeys(SIZE_CLASSES, as_data(other)), cache)
+    assert tuner.tuned_for(new_session(), "s").choices["large"] == other
+    path.unlink()
+    assert tuner.tuned_for(new_session(), "s").choices["large"] == DEFAULT
+
+
+def test_shipped_parameters_of_another_driver_are_not_used(fake, cache, shipped):
+    newer = replace(CPU, driver_version="2.0")
+    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)), cache, newer)
+    path = cache / f"{newer.fingerprint()}.json"
+    (shipped / f"{CPU.fingerprint()}.json").write_bytes(path.read_bytes())
+    tuner.tuned_for(new_session(), "s")
+    assert fake.tried
+
+
+def test_each_size_class_has_its_own_winner(fake):
+    def answer(config, _every):
+        return fine(
+            config,
+            {
+                "large": 1.0 / config["NR"],
+                "small": config["NR"],
+                "skinny": 1.0 * (config["KC"] != 256),
+            },
+        )
+
+    fake.answer = staticmethod(answer)
+    choices = tuner.tuned_for(new_session(), "s").choices
+    widths = {config["NR"] for config in SPACE}
+    assert choices["large"]["NR"] == max(widths)
+    assert choices["small"]["NR"] == min(widths)
+    assert choices["skinny"]["KC"] == 256
+
+
+def test_a_winner_that_fails_the_full_check_loses_to_the_next(fake, cache):
+    by_rank = sorted(SPACE, key=str)
+
+    def answer(config, every):
+        if every and config == by_rank[0]:
+            return Outcome(config, "wrong", "not with B transposed")
+        return fine(config, 1.0 + by_rank.index(config))
+
+    fake.answer = staticmethod(answer)
+    choices = tuner.tuned_for(new_session(), "s").choices
+    assert set(choices.values()) == {by_rank[1]}
+    assert [every for config, every in fake.tried if config == by_rank[0]] == [False, True], (
+        "the full check is made once, not for each size class"
+    )
+    failures = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] != "ok"]
+    assert [(t["status"], t["detail"]) for t in failures] == [("wrong", "not with B transposed")]
+
+
+def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache, caplog):
+    fake.answer = staticmethod(lambda config, _every: Outcome(config, "build", "error: no"))
+    session = new_session()
+    tuned = tuner.tuned_for(session, "s")
+    assert set(tuned.choices.values()) == {DEFAULT}
+    assert "tuning failed" in tuned.origin
+    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "no candidate passed" in record.getMessage()
+    assert "build" in record.getMessage()
+    assert not (cache / f"{CPU.fingerprint()}.json").exists()
+    count = len(fake.tried)
+    tuner.tuned_for(session, "s")
+    assert len(fake.tried) == count, "this process does not try again"
+
+
+def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog, monkeypatch):
+    def no_child(_config, _every):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    fake.answer = staticmethod(no_child)
+    assert set(tuner.tuned_for(new_session(), "s").choices.values()) == {DEFAULT}
+    assert "Resource temporarily unavailable" in caplog.text
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(TuningError, match="executable"):
+        worker.Worker(0, "", "s").attempt(DEFAULT, {}, every=False, limit=1)
+
+
+def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
+    odd = replace(GPU, kind="other", local_memory=0)
+    tuned = tuner.tuned_for(new_session(odd), "s")
+    assert {config.family for config in tuned.choices.values()} == {"direct"}
+    assert fake.tried == []
+    assert caplog.records == []
+
+
+def test_the_budget_ends_a_search(fake, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(tuner.time, "monotonic", lambda: now[0])
+
+    def answer(config, _every):
+        now[0] += 0.5
+        return fine(config)
+
+    fake.answer = staticmethod(answer)
+    tuner.tuned_for(new_session(), "s")
+    searched = [every for _, every in fake.tried].count(False)
+    assert 6 <= searched <= 9, "5 seconds, half a second each, two kept for the full check"
+    assert now[0] <= 105.5
+
+
+def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
+    """It was noted by a process that then ended without a word."""
+    program = (
+        "import json, os, sys; from pathlib import Path; from clgemm.tuning.store import Store;"
+        "folder, fingerprint, kernels, candidate = sys.argv[1:];"
+        "Store(Path(folder), fingerprint, {}, kernels).begin(json.loads(candidate)); os._exit(9)"
+    )
+    for killer in (as_data(DEFAULT), as_data(SPACE[-1]), {"family": "gone"}, {"params": 3}):
+        run = run_python(
+            program, cache, CPU.fingerprint(), tuner.source.package_hash(), json.dumps(killer)
+        )
+        assert run.returncode == 9, run.stderr
+    for _ in range(2):
+        tuned = tuner.tuned_for(new_session(), "s")
+        assert {config for config, _ in fake.tried} == set(SPACE) - {DEFAULT, SPACE[-1]}
+        assert not {DEFAULT, SPACE[-1]} & set(tuned.choices.values())
+        crashed = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] == "crash"]
+        assert [t["config"] for t in crashed] == [as_data(DEFAULT), as_data(SPACE[-1])]
+        (cache / f"{CPU.fingerprint()}.json").unlink()  # such as a cleaner may do
+        fake.tried.clear()
+
+
+def test_the_keyboard_stops_a_search_and_blames_nobody(fake):
+    def interrupt(_config, _every):
+        raise KeyboardInterrupt
+
+    fake.answer = staticmethod(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tuner.tuned_for(new_session(), "s")
+    assert tuner.store_for(CPU).interrupted() == []
+    fake.answer = staticmethod(lambda config, _every: fine(config))
+    tuner.tuned_for(new_session(), "s")
+    assert (DEFAULT, False) in fake.tried
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_unwritable_cache_is_said_once_and_works_from_memory(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    session = new_session()
+    (message,) = heard(lambda: [tuner.tuned_for(session, code) for code in "sdcz"])
+    assert "cannot be written" in message
+    assert "not stored" in session.tuned["s"].origin
+
+
+def test_threads_that_need_parameters_at_once_search_once(fake):
+    gate = threading.Barrier(4)
+    session, got = new_session(), []
+
+    def ask():
+        gate.wait()
+        got.append(tuner.tuned_for(session, "s"))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 4
+    assert len(set(map(id, got))) == 1
+    searched = [config for config, every in fake.tried if not every]
+    assert len(searched) == len(set(searched))
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_problem_that_a_family_does_not_take_goes_to_direct():
+    session, x = new_session(), np.empty((70, 70), np.float32, order="F")
+    problem = describe(Operand(x), Operand(x), x, reads_c=False)
+    assert tuner.config_for(session, problem).family == "cpu_packed"
+    assert tuner.config_for(session, problem._replace(m=2**31)).family == "direct"
+
+
+def test_size_classes_name_every_problem():
+    x = Gemm("s", 1, 1, 1, 1, False, False, 1, 0, False, False, 1, 0, 1, 0, False, True)
+    sizes = {(m, n): x._replace(m=m, n=n).size_class for m in (1, 70, 2000) for n in (1, 70, 2000)}
+    assert set(sizes.values()) == set(SIZE_CLASSES)
+    assert sizes[1, 2000] == sizes[2000, 1] == "skinny"
+
+
+# From here on with a device and a real child process.
+
+
+@pytest.fixture
+def fresh(session):
+    """Open a session without parameters on each device."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    return sessions.Session(found, "a test")
+
+
+def test_the_first_call_tunes_and_the_next_process_does_not(fresh, cache, caplog, monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "1.5")
+    caplog.set_level(logging.INFO, "clgemm.tuning")
+    a = np.random.default_rng(5).uniform(-1, 1, (70, 70)).astype(np.float32)
+    with sessions.using(fresh):
+        np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-4)
+        clgemm.sgemm(1.0, a[:65], a)
+    assert [r.levelname for r in caplog.records] == ["INFO"]
+    entry = stored(cache, fresh.traits)["precisions"]["s"]
+    assert set(entry["choices"]) == set(SIZE_CLASSES)
+    assert [t["status"] for t in entry["trials"]].count("ok") >= 1
+    assert all(t["seconds"]["large"] > 0 for t in entry["trials"] if t["status"] == "ok")
+    program = """
+import json, logging
+logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
+import numpy as np
+import clgemm
+a = np.ones((70, 70), np.float32)
+assert clgemm.sgemm(1.0, a, a)[0, 0] == 70
+from clgemm.runtime import session
+tuned = session.current().tuned["s"]
+print(json.dumps({name: dict(config.params) for name, config in tuned.choices.items()}))
+"""
+    run = run_python(program, CLGEMM_DEVICE=fresh.traits.platform)
+    assert run.returncode == 0, run.stderr
+    assert "clgemm.tuning" not in run.stderr
+    assert json.loads(run.stdout) == {n: c["params"] for n, c in entry["choices"].items()}
+
+
+def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
+    traits = fresh.traits
+    index = [f.traits for f in devices.find()].index(traits)
+    good = tuner.defaults(traits, S, "").choices["large"]
+    uncompilable = Config.of(good.family, dict(good.params) | {"VW": 5})
+    with worker.Worker(index, traits.fingerprint(), "s") as child:
+
+        def status(config, limit=60.0):
+            outcome = child.attempt(config, {}, every=True, limit=limit)
+            assert outcome.config == config
+            return outcome.status, outcome.detail
+
+        crashed, last_words = status(Config.of("unheard_of", {}))
+        assert crashed == "crash"
+        assert "KeyError" in last_words
+        assert status(good) == ("ok", "")
+        refused, log = status(uncompilable)
+        assert refused == "build"
+        assert "Its log:" in log
+        process = child._child
+        assert status(good, limit=0.01)[0] == "hang"
+        assert process.poll() is not None, "a hung child is ended"
+        assert status(good) == ("ok", "")
+        process = child._child
+    assert process.poll() is not None
+
+
+def test_a_child_that_sees_other_devices_answers_nothing(session):
+    with worker.Worker(0, "not " + session.traits.fingerprint(), "s") as child:
+        outcome = child.attempt(DEFAULT, {}, every=False, limit=60)
+    assert outcome.status == "crash"
+    assert "ended with 3" in outcome.detail
+
+
+@pytest.fixture
+def default(session):
+    return tuner.defaults(session.traits, S, "").choices["large"]
+
+
+@pytest.mark.parametrize("code", "sz")
+def test_check_passes_what_is_right(session, code):
+    precision = PRECISIONS[code]
+    config = tuner.defaults(session.traits, precision, "").choices["large"]
+    assert trial.check(session, config, precision, every=False) == ""
+
+
+def ruin_one_element(c, _beta):
+    c[-1, -1] += np.float32(0.01)
+
+
+def ruin_with_nan(c, _beta):
+    c[0, 0] = np.nan
+
+
+def ruin_beyond_the_edge(c, _beta):
+    c.base[:, -1] = 0  # C lies in columns that are three rows longer
+
+
+def ruin_where_c_is_read(c, beta):
+    if beta != 0:
+        c[...] = 0
+
+
+@pytest.mark.parametrize(
+    "ruin", [ruin_one_element, ruin_with_nan, ruin_beyond_the_edge, ruin_where_c_is_read]
+)
+def test_check_finds_what_is_wrong(session, default, ruin, monkeypatch):
+    real = trial.run_once
+
+    def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, **more):
+        real(session, config, a, b, c, alpha, beta, **more)
+        ruin(c, beta)
+
+    monkeypatch.setattr(trial, "run_once", run_once)
+    assert "times the bound" in trial.check(session, default, S, every=False)
+    outcome = trial.Trial(session, S).attempt(default, {}, every=False)
+    assert outcome.status == "wrong"
+    assert outcome.seconds == {}
+
+
+def test_check_poisons_scratch_and_c(session, default, monkeypatch):
+    poisoned = []
+    real = trial.run_once
+
+    def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, *, poison=False):
+        poisoned.append((poison, beta == 0, bool(np.all(np.isnan(c)))))
+        real(session, config, a, b, c, alpha, beta, poison=poison)
+
+    monkeypatch.setattr(trial, "run_once", run_once)
+    assert trial.check(session, default, S, every=False) == ""
+    assert set(poisoned) == {(True, True, True), (True, False, False)}
+
+
+def test_check_compares_with_scipy(session, default, monkeypatch):
+    """If the reference were wrong, nothing could win."""
+
+    def nonsense(*arguments):
+        arguments[-1][...] = 3
+
+    monkeypatch.setattr(host, "gemm", nonsense)
+    assert trial.check(session, default, S, every=False) != ""
+
+
+def test_a_launch_that_fails_is_an_outcome(session, default, monkeypatch):
+    def fail(session, *_arguments, **_more):
+        cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
+
+    monkeypatch.setattr(trial, "run_once", fail)
+    outcome = trial.Trial(session, S).attempt(default, {}, every=False)
+    assert outcome.status == "run"
+    assert "no memory" in outcome.detail
+
+
+def test_after_a_failed_launch_the_child_is_replaced(monkeypatch):
+    """On some drivers a failed launch spoils the context for every later one."""
+    answers = iter([Outcome(DEFAULT, "run", "failed"), fine(DEFAULT)])
+    child = worker.Worker(0, "", "s")
+    stopped = []
+    monkeypatch.setattr(child, "_started", lambda: SimpleNamespace(stdin=io.StringIO()))
+    monkeypatch.setattr(child, "stop", lambda: stopped.append(True))
+    for expected in ([True], [True]):
+        child._answers.put(json.dumps(next(answers).as_json()))
+        child.attempt(DEFAULT, {}, every=False, limit=1)
+        assert stopped == expected
+
+
+def test_outcomes_survive_json():
+    outcome = fine(DEFAULT, 0.25)
+    assert Outcome.from_json(json.loads(json.dumps(outcome.as_json()))) == outcome
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def show_progress():
+    with progress.Progress("s", "A device", 5.0) as line:
+        line.show([fine(DEFAULT, 0.5)], {"large": 0.5})
+
+
+def test_progress_is_one_line_that_disappears(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    show_progress()
+    text = terminal.getvalue()
+    assert "tuning sgemm on A device" in text
+    assert "1 tried, best 1 GFLOP/s" in text
+    assert "\n" not in text
+    assert text.endswith("\r\x1b[K")
+
+
+def test_progress_is_silent_without_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", file := io.StringIO())
+    show_progress()
+    assert file.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)  # a windowed program
+    show_progress()
+
+
+def test_progress_shows_on_a_real_terminal():
+    pty = pytest.importorskip("pty", reason="no pseudo-terminals on this system")
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        show_progress()
+        terminal.flush()
+        text = os.read(reader, 4096).decode()
+    os.close(reader)
+    assert "1 tried" in text
+
+
+def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
+    """A configuration that the tuner chooses is the one that runs."""
+    del fake
+    chosen = Config.of("direct", {})
+    monkeypatch.setattr(tuner, "_load_or_search", lambda *_: tuner.Tuned(
+        dict.fromkeys(SIZE_CLASSES, chosen), "a test"))  # fmt: skip
+    planned = []
+    real = BY_NAME["direct"].plan
+
+    def plan(traits, problem, config):
+        planned.append(config)
+        return real(traits, problem, config)
+
+    monkeypatch.setattr(BY_NAME["direct"], "plan", plan)
+    a = np.ones((70, 70))
+    with sessions.using(fresh):
+        driver.gemm(1.0, a, a, 0.0, np.empty((70, 70)))
+    assert planned == [chosen]
