@@ -100,8 +100,8 @@ def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
     print(f"device: {session.traits.describe()} ({session.reason})\n")
     supported = [PRECISIONS[c] for c in codes if session.traits.fp64 or c in "sc"]
     for precision in supported:
-        print(f"{precision.code}gemm: parameters ", end="", flush=True)
-        print(tuner.tuned_for(session, precision.code).origin, flush=True)
+        origin = tuner.tuned_for(session, precision.code).origin
+        print(f"{precision.code}gemm: parameters {origin}", flush=True)
     title = f"n = {n}"
     print(f"\n{title:8} {'SciPy':>20} {'clgemm':>20} {'speed-up':>9}  error / bound")
     good = True

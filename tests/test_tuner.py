@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import select
 import sys
 import threading
 from dataclasses import replace
@@ -624,7 +625,9 @@ def test_progress_shows_on_a_real_terminal():
         patch.setattr(sys, "stderr", terminal)
         show_progress()
         terminal.flush()
-        text = os.read(reader, 4096).decode()
+        text = ""
+        while "1 tried" not in text and select.select([reader], [], [], 5)[0]:
+            text += os.read(reader, 4096).decode()
     os.close(reader)
     assert "1 tried" in text
 

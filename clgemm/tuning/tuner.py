@@ -161,8 +161,8 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
         Progress(precision.code, traits.describe(), budget) as progress,
     ):
         longest = 0.0
-        # Two trials' time is kept for the full check of the winners.
-        while not outcomes or time.monotonic() - start + 2 * longest < budget:
+        # A trial's time for each winner is kept for its full check, which builds more variants.
+        while not outcomes or time.monotonic() - start + len(SIZE_CLASSES) * longest < budget:
             began = time.monotonic()
             config_or_none = search.propose()
             if config_or_none is None:
