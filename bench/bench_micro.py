@@ -16,6 +16,7 @@ import numpy as np
 
 from clgemm.cli import versions
 from clgemm.kernels import BY_NAME, source
+from clgemm.kernels.cpu_packed import PLANNED
 from clgemm.kernels.family import GEMM_SIGNATURE, Config
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import opencl
@@ -65,7 +66,7 @@ KP, PANELS = 384, 8
 def rates(session: Session, precision: Precision, config: Config) -> tuple[float, float]:
     """Measure both, in GFLOP/s."""
     family, units = BY_NAME["cpu_packed"], session.traits.compute_units
-    defines = {k: v for k, v in config.params if k not in {"KC", "BLOCK_KB"}} | {"PACK_B": 1}
+    defines = {k: v for k, v in config.params if k not in PLANNED} | {"PACK_B": 1}
     spec = family.spec("", precision, Config.of(family.name, defines), GEMM_SIGNATURE)
     program = opencl.build(session.context, source.text(spec) + PROBE)
     ce = 2 if precision.is_complex else 1

@@ -54,6 +54,7 @@ class Ready:
         self._session = session
         self._enqueue = opencl.load().enqueue_nd_range_kernel
         self._scratch_bytes = plan.scratch_bytes
+        self._counts = plan.counts
         self._launches: list[_Launch] = [
             (
                 session.programs.kernel(step.kernel),
@@ -71,8 +72,8 @@ class Ready:
         Parameters
         ----------
         values : dict
-            For each name in the plan's arguments (`family.SLOTS` but scratch) what it stands for.
-            The caller keeps the memory alive: OpenCL does not.
+            What the names in the plan's arguments stand for, but for scratch and counters.  The
+            caller keeps the memory alive: OpenCL does not.
         """
         session = self._session
         session.running.append(None)
@@ -80,6 +81,8 @@ class Ready:
             with session.lock:
                 if self._scratch_bytes:
                     values["scratch"] = session.scratch(self._scratch_bytes)
+                if self._counts:
+                    values["counters"], values["cell"] = session.counter()
                 for kernel, global_size, local_size, constants, named in self._launches:
                     args = constants.copy()  # what is kept must not keep the caller's memory alive
                     for i, name in named:

@@ -12,8 +12,9 @@ import reference
 from clgemm import transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, FAMILIES
-from clgemm.kernels.family import SLOTS
+from clgemm.kernels.family import SLOTS, Config
 from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.runtime.session import COUNTERS
 from clgemm.tuning.trial import random_matrix, run_once
 
 SHAPES = [
@@ -224,3 +225,33 @@ def test_offsets_count_elements(session, family, rng):
     outside = np.ones(2000, bool)
     outside[301 : 301 + m * n] = False
     np.testing.assert_array_equal(memory["c"][outside], before[outside])
+
+
+def test_counters_come_round(session, rng):
+    """More launches than there are counters: each must find its own at zero."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS["s"]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    a, b = (Operand(random_matrix(rng, precision, 40, 40)) for _ in "ab")
+    c = np.full((40, 40), np.nan, np.float32, order="F")
+    run_once(session, config, a, b, c)
+    want = c.copy()
+    problem = describe(a, b, c, reads_c=False)
+    ready = Ready(session, family.plan(session.traits, problem, config))
+    values = slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c)))
+    for _ in range(COUNTERS + 50):
+        c[...] = np.nan
+        ready.run(dict(values))
+        np.testing.assert_array_equal(c, want)
+
+
+@pytest.mark.parametrize("shape", [(700, 1100, 40), (33, 2100, 50)])
+def test_more_tiles_than_workers(session, shape, rng):
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
+    skip_unsupported(session, family, precision)
+    config = family.default(session.traits, precision)
+    config = Config.of(family.name, dict(config.params) | {"TURNS": 2})
+    problem = describe(*(Operand(np.empty(s, order="F")) for s in (shape[::2], shape[:0:-1])),
+                       np.empty(shape[:2], order="F"), reads_c=False)  # fmt: skip
+    assert family.tiles(session.traits, problem, config).tiles > session.traits.compute_units
+    verify(session, config, precision, shape, "NN", 1.0, 0.5, rng)

@@ -1,7 +1,7 @@
 // cpu_packed: the GotoBLAS/BLIS algorithm in one launch, for CPU devices.
 //
 // As many work-groups as compute units, one work-item each: a work-group is a persistent worker that
-// walks tiles of C.  Inside a tile (van Zee and van de Geijn, "BLIS", ACM TOMS 41(3), 2015):
+// takes tiles of C from a counter until none is left, so a core that is slow or busy takes fewer.  Inside a tile (van Zee and van de Geijn, "BLIS", ACM TOMS 41(3), 2015):
 //
 //      for pc over K by KC                                   a slice of depth kc
 //        for ic over the tile's rows by MC                   pack a block of A       (stays in L2)
@@ -185,12 +185,14 @@ INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL 
 }
 
 // C := alpha * op(A) * op(B) + beta * C
+//   counters, cell  a zero: how many tiles were taken
 //   scratch_stride  reals between the scratch of two workers
 //   mt, nt          rows and columns of a tile
 //   mc              rows of a block of A
 //   kc_max          depth of a slice
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
+void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
+                __global REAL *restrict scratch, long scratch_stride,
                 int mt, int nt, int mc, int kc_max)
 {
     const int k = g.k;
@@ -200,7 +202,7 @@ void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
     __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
     __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
 
-    for (long t = get_group_id(0); t < tiles; t += get_num_groups(0)) {
+    for (long t; (t = atomic_inc(counters + cell)) < tiles;) {
         const long entry = t / (tiles_m * tiles_n);
         const long i0 = t % tiles_m * mt, j0 = t / tiles_m % tiles_n * nt;
         const int rows = min((long)mt, g.m - i0), columns = min((long)nt, g.n - j0);
@@ -210,7 +212,6 @@ void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
 
         for (int pc = 0; pc < k; pc += kc_max) {
             const int kc = min(kc_max, k - pc), kp = (kc + KU - 1) / KU * KU;
-            const ELEM beta_now = pc ? (ELEM)(1) : beta;
             const int beta_is = pc ? BETA_ONE : beta_class(beta);
             for (int ic = 0; ic < rows; ic += mc) {
                 const int mb = min(mc, rows - ic);
@@ -234,7 +235,7 @@ void cpu_packed(GEMM_ARGS, __global REAL *restrict scratch, long scratch_stride,
                     for (int i = 0; i < mb; i += MR)
                         micro_kernel(depth, ap + (long)i * kp * CE, bj, step_b, column_b,
                                      ct + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha,
-                                     beta_now, beta_is);
+                                     beta, beta_is);
                 }
             }
         }

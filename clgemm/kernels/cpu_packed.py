@@ -1,12 +1,17 @@
 """The `cpu_packed` family: BLIS' loops in one launch, for CPU devices.
 
-A call is cut into tiles of C that the work-groups, one a compute unit, walk in turn.  The cut is a
-small cost model: a tile of mt x nt costs its micro-kernels, mt*nt*k, plus packing of both its
-operands, worth about `PACK_COST` multiplications an element; the worst-loaded worker decides.  With
-8 to 64 units this gives a grid near the square that has the fewest packed elements, as in Smith et
-al., "Anatomy of High-Performance Many-Threaded Matrix Multiplication" (IPDPS 2014), except that
-workers do not share packed panels: each packs its own, which costs PACK_COST * (1/mt + 1/nt) of the
-time, 4 % for tiles of 512 x 512 and the reason not to cut finer than the units need.
+A call is cut into tiles of C that the work-groups, one a compute unit, take from a counter.  The
+cut is a small cost model: a tile of mt x nt costs its micro-kernels, mt*nt*k, plus packing of both
+its operands, worth about `PACK_COST` multiplications an element; the worst-loaded worker decides.
+With 8 to 64 units this gives a grid near the square that has the fewest packed elements, as in
+Smith et al., "Anatomy of High-Performance Many-Threaded Matrix Multiplication" (IPDPS 2014), except
+that workers do not share packed panels: each packs its own, which costs PACK_COST * (1/mt + 1/nt)
+of the time, 25 % for tiles of 512 x 512 by this pessimistic price and the reason not to cut finer
+than the units need.  One tile a worker is the fastest on a quiet machine; `TURNS` cuts finer where
+cores are uneven or busy, at 3 to 6 % (measured on 2 cores), and the tuner decides.
+
+B is read where it lies if it is real and not transposed; a tile then keeps a slice of about
+KC x nt of it in the cache, so the cut along N stays even though nothing of B is packed.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 
 PACK_COST = 64  # multiplications that packing one element is worth
 PANELS_BYTES = 6 << 20  # packed panels of B that a worker may keep
+PLANNED = frozenset({"KC", "BLOCK_KB", "TURNS"})  # parameters of the plan, not of the kernel
+NARROWEST = 256  # columns of a tile that is cut once more so that a busy core can take fewer
 VECTORS = 32  # SIMD registers the widest CPUs have; AVX2 and NEON compilers spill beyond 16
 SCRATCH_ALIGN = 512  # reals; keeps every panel on a cache line
 
@@ -67,6 +74,7 @@ class CpuPacked(KernelFamily):
             "KU": (4, 8),
             "KC": (384, 256, 512),
             "BLOCK_KB": (256, 512),
+            "TURNS": (1, 2),
             "PACK_B": (1,) if precision.is_complex else (0, 1),
             "PREFETCH_C": (int(traits.clang_builtins),),
         }
@@ -85,6 +93,7 @@ class CpuPacked(KernelFamily):
                 "KU": 4,
                 "KC": 384,
                 "BLOCK_KB": 256,
+                "TURNS": 1,
                 "PACK_B": int(precision.is_complex),
                 "PREFETCH_C": int(traits.clang_builtins),
             },
@@ -115,45 +124,52 @@ class CpuPacked(KernelFamily):
         slices = -(-g.k // config["KC"])
         kc = round_up(-(-g.k // slices), config["KU"])
         m_panels, n_panels = -(-g.m // mr), -(-g.n // nr)
-        widest = max(1, PANELS_BYTES // (kc * itemsize * nr))
+        packs_b = self.packs_b(g, config)
+        units = traits.compute_units
 
-        def cost(cut_m: int, cut_n: int) -> float:
-            tile_m, tile_n = -(-m_panels // cut_m) * mr, -(-n_panels // cut_n) * nr
-            turns = -(-cut_m * cut_n * g.batch // traits.compute_units)
+        def cost(cut: tuple[int, int]) -> float:
+            tile_m, tile_n = -(-m_panels // cut[0]) * mr, -(-n_panels // cut[1]) * nr
+            turns = -(-cut[0] * cut[1] * g.batch // units)
             return turns * (tile_m * tile_n + PACK_COST * (tile_m + tile_n))
 
-        least_n = -(-n_panels // widest)
+        widest = max(1, PANELS_BYTES // (kc * itemsize * nr)) if packs_b else n_panels
         cuts = [
-            (cut_m, max(least_n, cut_n))
-            for cut_m in range(1, min(traits.compute_units, m_panels) + 1)
-            for cut_n in {
-                1,
-                -(-traits.compute_units // cut_m),
-                -(-2 * traits.compute_units // cut_m),
-            }
+            (cut_m, min(n_panels, max(-(-n_panels // widest), cut_n)))
+            for cut_m in range(1, min(units, m_panels) + 1)
+            for cut_n in {1, -(-units // cut_m), -(-2 * units // cut_m)}
         ]
-        cut_m, cut_n = min(cuts, key=lambda cut: (cost(*cut), cut))
-        mt = -(-m_panels // cut_m) * mr
-        nt = -(-n_panels // min(cut_n, n_panels)) * nr
+        cut_m, cut_n = min(cuts, key=lambda cut: (cost(cut), cut))
+        if g.batch == 1 and n_panels * nr >= cut_n * config["TURNS"] * NARROWEST:
+            cut_n *= config["TURNS"]
+        mt, nt = -(-m_panels // cut_m) * mr, -(-n_panels // cut_n) * nr
         mc = max(mr, (config["BLOCK_KB"] << 10) // (kc * itemsize) // mr * mr)
         mc = round_up(-(-mt // -(-mt // mc)), mr)  # equal blocks instead of a small last one
         return Tiles(mt, nt, mc, kc, -(-g.m // mt) * -(-g.n // nt) * g.batch)
+
+    @staticmethod
+    def packs_b(g: Gemm, config: Config) -> bool:
+        """Tell whether B is packed: where its rows would be streams of their own it always is."""
+        return bool(config["PACK_B"] or g.trans_b)
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """One launch of as many workers as there are compute units and tiles."""
         precision = precision_of(problem)
         tiles = self.tiles(traits, problem, config)
         workers = min(traits.compute_units, tiles.tiles)
-        elements = (tiles.mc + config["MR"] + tiles.nt + config["NR"]) * tiles.kc
+        packs_b = self.packs_b(problem, config)
+        width = tiles.mc + config["MR"] + (tiles.nt + config["NR"] if packs_b else 0)
+        elements = width * tiles.kc
         reals = elements * (2 if precision.is_complex else 1)
         # The odd cache lines keep the workers' scratch off the same cache sets.
         stride = round_up(reals, SCRATCH_ALIGN) + 64
-        defines = {k: v for k, v in config.params if k not in {"KC", "BLOCK_KB"}}
-        if problem.trans_b:
-            defines["PACK_B"] = 1  # rows of B would be a stream each, too
+        defines = {k: v for k, v in config.params if k not in PLANNED}
+        defines["PACK_B"] = int(packs_b)
         spec = self.spec(
-            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pliiii"
+            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiii"
         )
-        args = (*gemm_args(problem), "scratch", stride, tiles.mt, tiles.nt, tiles.mc, tiles.kc)
+        args = (
+            *gemm_args(problem), "counters", "cell",
+            "scratch", stride, tiles.mt, tiles.nt, tiles.mc, tiles.kc,
+        )  # fmt: skip
         step = Step(spec, (workers,), (1,), args)
-        return Plan((step,), stride * workers * precision.real_bytes)
+        return Plan((step,), stride * workers * precision.real_bytes, counts=True)

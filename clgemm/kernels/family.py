@@ -56,7 +56,7 @@ class KernelSpec(NamedTuple):
 
 Arg = int | str | bytes
 """A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
-SLOTS = frozenset({"a", "b", "c", "scratch", "alpha", "beta"})
+SLOTS = frozenset({"a", "b", "c", "scratch", "alpha", "beta", "counters", "cell"})
 
 
 class Step(NamedTuple):
@@ -73,6 +73,8 @@ class Plan(NamedTuple):
 
     steps: tuple[Step, ...]
     scratch_bytes: int = 0
+    counts: bool = False
+    """Whether its one step takes a zeroed counter: ``counters`` and the ``cell`` in them."""
 
 
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.

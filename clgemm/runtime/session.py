@@ -39,6 +39,9 @@ OUT_OF_MEMORY = frozenset({
     "OUT_OF_HOST_MEMORY",
 })  # fmt: skip
 
+COUNTERS = 1024
+CELL_STEP = 16  # elements from one counter to the next: a cache line each
+
 
 class Session:
     """A device that calls run on.
@@ -74,6 +77,9 @@ class Session:
         self.running: list[None] = []
         """One entry for each call that is on the device now."""
         self._scratch: cl.Buffer | None = None
+        self._counters: Any = None
+        self._cells = np.zeros(0, np.uint32)
+        self._cell = 0
 
     def __str__(self) -> str:
         return self.traits.describe()
@@ -85,6 +91,24 @@ class Session:
             self._scratch = None
             self._scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
         return self._scratch
+
+    def counter(self) -> tuple[Any, int]:
+        """Return counters that kernels share with the host, and which of them is zero and free.
+
+        Only for devices with unified memory.  A cell comes round again after `COUNTERS` launches,
+        far more than can be waiting; hold `lock` until the launch is enqueued.
+        """
+        if self._counters is None:
+            self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
+            access = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+            self._counters = (
+                self.cl.SVM(self._cells)
+                if self.traits.system_svm
+                else cl.Buffer(self.context, access, hostbuf=self._cells)
+            )
+        self._cell = (self._cell + CELL_STEP) % len(self._cells)
+        self._cells[self._cell] = 0
+        return self._counters, self._cell
 
     def poison_scratch(self, nbytes: int) -> None:
         """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
