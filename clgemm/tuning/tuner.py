@@ -7,6 +7,7 @@ result is stored and the next process reads it.
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -160,9 +161,11 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
         Worker(index, traits.fingerprint(), precision.code) as worker,
         Progress(precision.code, traits.describe(), budget) as progress,
     ):
-        longest = 0.0
+        durations = [SOME_SECONDS]
         # A trial's time for each winner is kept for its full check, which builds more variants.
-        while not outcomes or time.monotonic() - start + len(SIZE_CLASSES) * longest < budget:
+        while not outcomes or (
+            time.monotonic() - start + len(SIZE_CLASSES) * statistics.median(durations) < budget
+        ):
             began = time.monotonic()
             config_or_none = search.propose()
             if config_or_none is None:
@@ -170,8 +173,8 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
             outcome = _attempt(worker, store, config_or_none, search.best(), every=False)
             search.report(outcome)
             outcomes.append(outcome)
-            # The first one also starts the child.
-            longest = max(longest, time.monotonic() - began) if longest else SOME_SECONDS
+            if len(outcomes) > 1:  # the first one also starts the child
+                durations.append(time.monotonic() - began)
             progress.show(outcomes, search.best())
         choices = _winners(worker, store, search, outcomes)
     entry = _entry(choices, outcomes, time.monotonic() - start)
