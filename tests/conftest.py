@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 
 import numpy as np
@@ -17,6 +18,11 @@ os.environ.setdefault("CLGEMM_ROUTE", "device")
 from clgemm import settings
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
+
+
+def pytest_unconfigure() -> None:
+    """Remove the cache directory of this run."""
+    shutil.rmtree(os.environ["CLGEMM_CACHE_DIR"], ignore_errors=True)
 
 
 def working_devices() -> list[devices.Found]:

@@ -27,8 +27,19 @@
 #define PREFETCH_C 1  // 1: fetch the micro-tile of C while the k loop runs (needs clang's builtin)
 #endif
 
+#ifndef CLANG_BUILTINS
+#define CLANG_BUILTINS 0  // 1: the compiler is clang
+#endif
 #ifndef PACK_B
 #define PACK_B 1  // 0: B is real, not transposed, and read where it lies
+#endif
+
+#if CLANG_BUILTINS
+// The same as atomic_inc, in one instruction: Intel's runtime takes seven times as long to compile a
+// kernel that calls the library's function.
+#define TAKE(counter) __sync_fetch_and_add(counter, 1u)
+#else
+#define TAKE(counter) atomic_inc(counter)
 #endif
 
 #define MV (MR / VW)
@@ -202,7 +213,7 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
     __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
     __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
 
-    for (long t; (t = atomic_inc(counters + cell)) < tiles;) {
+    for (long t; (t = TAKE(counters + cell)) < tiles;) {
         const long entry = t / (tiles_m * tiles_n);
         const long i0 = t % tiles_m * mt, j0 = t / tiles_m % tiles_n * nt;
         const int rows = min((long)mt, g.m - i0), columns = min((long)nt, g.n - j0);

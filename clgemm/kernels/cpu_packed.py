@@ -164,6 +164,7 @@ class CpuPacked(KernelFamily):
         stride = round_up(reals, SCRATCH_ALIGN) + 64
         defines = {k: v for k, v in config.params if k not in PLANNED}
         defines["PACK_B"] = int(packs_b)
+        defines["CLANG_BUILTINS"] = int(traits.clang_builtins)
         spec = self.spec(
             "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiii"
         )
