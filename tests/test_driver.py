@@ -332,7 +332,9 @@ def test_large_operands_are_computed_by_the_host(device, host_calls, rng):
     """The span in memory counts, not the number of elements."""
     a = random_matrix(rng, PRECISIONS["s"], 300, 8)[:4]
     b = random_matrix(rng, PRECISIONS["s"], 8, 5)
-    facts = {"max_allocation": 4000, "system_svm": False, "unified_memory": True}
+    if not device.traits.unified_memory:
+        pytest.skip(f"{device.traits.describe()} gets copies without gaps")
+    facts = {"max_allocation": 4000, "system_svm": False}
     with sessions.using(like(device, **facts)):
         near = blas.sgemm(1.0, np.array(a), b)
         assert host_calls == []
@@ -397,7 +399,10 @@ def test_what_blas_cannot_express_is_copied_once(how, rng, monkeypatch):
 
 
 def too_large(session):
-    cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
+    memory = cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
+    # Some drivers allocate when the memory is first used.
+    cl.enqueue_fill_buffer(session.queue, memory, np.zeros(1, np.float32), 0, 64)
+    session.queue.finish()
 
 
 def out_of_bounds(session):
