@@ -91,6 +91,17 @@ def test_other_device_or_source_is_another_file(tmp_path):
     assert second.load("text") is None
 
 
+def test_no_damaged_binary_is_handed_out(tmp_path):
+    """What a driver makes of damaged code is not to be found out."""
+    binaries = Binaries(tmp_path, "print")
+    binaries.save("text", b"binary")
+    (path,) = tmp_path.glob("*.bin")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:10], whole[:-1], whole[:-1] + b"?", b"?" + whole[1:]):
+        path.write_bytes(damaged)
+        assert binaries.load("text") is None
+
+
 def test_refused_source_names_device_and_log(session):
     spec = KernelSpec(("direct.cl",), "direct", (("ELEM", 1),), "i")
     with pytest.raises(BuildError) as caught:

@@ -37,7 +37,7 @@ def test_edges_of_every_loop(session, family, code, ops, rng):
     skip_unsupported(session, family, precision)
     config = tiny(family, session.traits, precision)
     assert not list(family.broken_rules(session.traits, precision, config))
-    m, n, k = 37, 35, 13
+    m, n, k = 37, 35, 29  # three whole slices and a part: guarded and unguarded loads
     a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
     for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
         memory = np.full((n, m + 1), 0.5, precision.dtype).T
