@@ -1,148 +1,124 @@
 // gpu_tiled: local-memory tiles and register blocking, for GPUs; right on any device.
 //
 // A work-group computes an MC x NC macro-tile of C, a work-item MR x NR of it.  Slices of depth KC of
-// op(A) and op(B) pass through two local buffers: while one is multiplied, the next slice is already
-// on its way into registers, so one barrier a slice suffices.
+// op(A) and op(B) pass through local memory (gpu_tile.cl).  With two STAGES a slice is multiplied while
+// the next one is already on its way into registers, and one barrier a slice suffices.  An operand
+// that has no tile (LOCAL_x = 0) is read from global memory where it is multiplied.
 //
-//      local A:  KC rows of MC elements (+ PAD)      p-major, so that a column of the macro-tile
-//      local B:  KC rows of NC elements (+ PAD)      is read as vectors without a transposition
+// A work-item's MR rows are MR/VW vectors of VW elements, LANES_M * VW apart, its columns likewise:
 //
-// A work-item's MR rows are MR/VW vectors of VW elements, LANES_M * VW apart inside its group of
-// lanes; so neighbours read neighbouring vectors (no bank conflicts) and store whole vectors' lines.
+//      lanes of a group of 32, LANES_M = 8, ZORDER = 1          one octet reads 2 vectors of A and 4
+//      (rows of the picture along M, columns along N):          of B: the fewest local-memory cycles,
+//                                                               since 16-byte reads go by octets
+//           0  2  4  6                                          (ZORDER = 0 counts down the columns)
+//           1  3  5  7
+//           8 10 12 14
+//           9 11 13 15
+//          16 18 20 22  ...
+//
 // Work-groups are rastered in bands of GROUP_M macro-tiles, which keeps their operands in L2.
 
-#ifndef MC
-#define MC 64  // rows of the macro-tile
+#ifndef KU
+#define KU KC  // steps along k that are unrolled, a divisor of KC
 #endif
-#ifndef NC
-#define NC 64  // columns of the macro-tile
+#ifndef STAGES
+#define STAGES 2  // tiles of each operand in local memory
 #endif
-#ifndef KC
-#define KC 8  // depth of a slice
-#endif
-#ifndef MR
-#define MR 4  // rows of the micro-tile, a multiple of VW
-#endif
-#ifndef NR
-#define NR 4  // columns of the micro-tile, a multiple of VW
-#endif
-#ifndef VW
-#define VW 4  // vector width of local memory reads and, where WIDE_x is set, of global ones
-#endif
-#ifndef PAD
-#define PAD 4  // elements added to a row of a local tile: column writes would hit one bank
+#ifndef AHEAD
+#define AHEAD 0  // 1: local memory is read a step ahead, past the barrier; KC is even, two STAGES
 #endif
 #ifndef LANES_M
 #define LANES_M 8  // work-items along M in a group of 32 neighbours
 #endif
+#ifndef ZORDER
+#define ZORDER 1  // 1: neighbours are 2 x 4 blocks; needs LANES_M <= 8
+#endif
 #ifndef GROUP_M
 #define GROUP_M 8  // macro-tiles in a band of the raster
 #endif
-#ifndef TRANS_A
-#define TRANS_A 0  // 1: op(A) is the transposed of what lies in memory
+#ifndef PACKED
+#define PACKED 0  // 1: slices come from scratch memory, packed by gpu_tile_pack
 #endif
-#ifndef TRANS_B
-#define TRANS_B 0
+#ifndef SPLIT
+#define SPLIT 0  // 1: parts of k go to work-groups of their own, products to scratch memory
 #endif
 #ifndef WIDE_A
-#define WIDE_A 0  // 1: lda and the address of A are multiples of VW elements
+#define WIDE_A 0  // LOCAL_A = 0: vectors of VW elements of A may be read as one
 #endif
 #ifndef WIDE_B
 #define WIDE_B 0
 #endif
-
-#define ITEMS_M (MC / MR)
-#define ITEMS_N (NC / NR)
-#define ITEMS (ITEMS_M * ITEMS_N)
-#define LANES_N (32 / LANES_M)
-#define LD_A (MC + PAD)
-#define LD_B (NC + PAD)
-#define VEC_A (MC * KC / VW / ITEMS)  // vectors of A that a work-item moves a slice
-#define VEC_B (NC * KC / VW / ITEMS)
-
-// Reals in VW elements, as a number that can be pasted to a type's name.
-#if VW * CE == 1
-#define WIDTH
-#elif VW * CE == 2
-#define WIDTH 2
-#elif VW * CE == 4
-#define WIDTH 4
-#elif VW * CE == 8
-#define WIDTH 8
-#else
-#define WIDTH 16
+#ifndef WIDE_C
+#define WIDE_C 0  // vectors of VW elements of C may be accessed as one if C is aligned
 #endif
 
-// VW elements, moved as one vector and used one by one.
-typedef CAT(REAL, WIDTH) RealVec;
-typedef union {
-    RealVec whole;
-    ELEM e[VW];
-} Vec;
+#define LANES_N (32 / LANES_M)
+// Vector number u of the work-item's rows or columns: where it starts in the macro-tile.
+#define ROW(u) ((first_m + (u) * LANES_M) * VW)
+#define COLUMN(u) ((first_n + (u) * LANES_N) * VW)
+#if PACKED  // panels are p-major and conjugated
+#define KEPT_ALONG_A 0
+#define KEPT_ALONG_B 0
+#define CONJ_A 0
+#define CONJ_B 0
+#else
+#define KEPT_ALONG_A ALONG_K_A
+#define KEPT_ALONG_B ALONG_K_B
+#define CONJ_A g.conj_a
+#define CONJ_B g.conj_b
+#endif
 
-// VW elements of a matrix that lie in a row in memory: first (fast, slow) = (f, s) at x[f + s * ld].
-// With `guard`, elements beyond the matrix are zero.
-INLINE Vec load_vec(__global const ELEM *x, long ld, long f, long s, long fast, long slow,
-                    int wide, int guard)
-{
-    Vec v;
-    if (!guard || (s < slow && f + VW <= fast)) {
-        __global const ELEM *p = x + f + s * ld;
-        if (wide) {
-            v.whole = *(__global const RealVec *)p;
-        } else {
-            UNROLL
-            for (int i = 0; i < VW; i++)
-                v.e[i] = p[i];
-        }
-    } else {
-        UNROLL
-        for (int i = 0; i < VW; i++)
-            v.e[i] = s < slow && f + i < fast ? x[f + i + s * ld] : (ELEM)(0);
-    }
-    return v;
-}
-
-// Vector number q of a slice that is `width` wide (MC or NC) and KC deep: where it starts.
-// `turned`: vectors run along k, else along the width.
-#define SLICE_W(q, width, turned) ((turned) ? (q) / (KC / VW) : (q) % ((width) / VW) * VW)
-#define SLICE_P(q, width, turned) ((turned) ? (q) % (KC / VW) * VW : (q) / ((width) / VW))
-
-INLINE void store_vec(__local ELEM *tile, int ld, int w, int p, int turned, int conj, Vec v)
-{
-    if (turned) {
-        UNROLL
-        for (int i = 0; i < VW; i++)
-            tile[(p + i) * ld + w] = elem_conj(v.e[i], conj);
-    } else {
-        UNROLL
-        for (int i = 0; i < VW; i++)
-            v.e[i] = elem_conj(v.e[i], conj);
-        *(__local RealVec *)(tile + p * ld + w) = v.whole;
-    }
-}
-
+#if PACKED || SPLIT
+// at_b, at_c: where packed B and the partial products begin; part: slices of one part of k.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void gpu_tiled(GEMM_ARGS, __global ELEM *restrict scratch, const long at_b, const long at_c,
+               const int part)
+#else
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gpu_tiled(GEMM_ARGS)
+#endif
 {
-    __local ELEM tile_a[2 * KC * LD_A] __attribute__((aligned(sizeof(Vec))));
-    __local ELEM tile_b[2 * KC * LD_B] __attribute__((aligned(sizeof(Vec))));
+    __local ELEM tile_a[STAGES * TILE_A] __attribute__((aligned(64)));
+    __local ELEM tile_b[STAGES * TILE_B] __attribute__((aligned(64)));
 
     // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int m = g.m, n = g.n, k = g.k;
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
     const int tile = get_group_id(0), band = GROUP_M * tiles_n;
     const int first = tile / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
-    const long i0 = (long)(first + tile % band % height) * MC, j0 = (long)(tile % band / height) * NC;
+    const int tile_m = first + tile % band % height, tile_n = tile % band / height;
+    const int rows = min(m - tile_m * MC, MC), columns = min(n - tile_n * NC, NC);
+    const long i0 = (long)tile_m * MC, j0 = (long)tile_n * NC, entry = get_group_id(1);
+    int slices = (k + KC - 1) / KC, from = 0;  // this work-group's
 
-    a += g.offset_a + get_group_id(1) * g.stride_a;
-    b += g.offset_b + get_group_id(1) * g.stride_b;
-    c += g.offset_c + get_group_id(1) * g.stride_c;
+    // a and b: op(A) and op(B) at the macro-tile's first row or column, then at the slice to come.
+#if PACKED
+    a = scratch + ((g.stride_a ? entry : 0) * tiles_m + tile_m) * slices * (MC * KC);
+    b = scratch + at_b + ((g.stride_b ? entry : 0) * tiles_n + tile_n) * slices * (NC * KC);
+    const long step_a = MC * KC, step_b = NC * KC;
+#else
+    a += g.offset_a + entry * g.stride_a + i0 * (ALONG_K_A ? g.lda : 1);
+    b += g.offset_b + entry * g.stride_b + j0 * (ALONG_K_B ? g.ldb : 1);
+    const long step_a = ALONG_K_A ? KC : KC * g.lda, step_b = ALONG_K_B ? KC : KC * g.ldb;
+#endif
+#if SPLIT
+    from = get_group_id(2) * part;
+    slices = min(slices - from, part);
+    a += from * step_a;
+    b += from * step_b;
+#endif
 
     const int item = get_local_id(0), lane = item % 32, lanes = item / 32;
-    const int lanes_m = ITEMS_M / LANES_M;
-    const int im = lane % LANES_M + lanes % lanes_m * LANES_M * (MR / VW);  // in vectors
-    const int in = lane / LANES_M + lanes / lanes_m * LANES_N * (NR / VW);
+#if ZORDER
+    const int octet = lane / 8;
+    const int inner_m = octet % (LANES_M / 2) * 2 + lane % 2;
+    const int inner_n = octet / (LANES_M / 2) * 4 + lane / 2 % 4;
+#else
+    const int inner_m = lane % LANES_M, inner_n = lane / LANES_M;
+#endif
+    // The work-item's first row and column, in vectors.
+    const int first_m = inner_m + lanes % (MC / MR / LANES_M) * LANES_M * (MR / VW);
+    const int first_n = inner_n + lanes / (MC / MR / LANES_M) * LANES_N * (NR / VW);
 
     ELEM acc[NR][MR];
     UNROLL
@@ -151,81 +127,126 @@ void gpu_tiled(GEMM_ARGS)
         for (int i = 0; i < MR; i++)
             acc[j][i] = (ELEM)(0);
 
-    Vec next_a[VEC_A], next_b[VEC_B];
-#define FETCH(p0, guard)                                                                       \
-    UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
-    {                                                                                          \
-        const int q = item + u * ITEMS;                                                        \
-        const long w = i0 + SLICE_W(q, MC, TRANS_A), p = (p0) + SLICE_P(q, MC, TRANS_A);       \
-        next_a[u] = TRANS_A ? load_vec(a, g.lda, p, w, k, m, WIDE_A, guard)                    \
-                            : load_vec(a, g.lda, w, p, m, k, WIDE_A, guard);                   \
-    }                                                                                          \
-    UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
-    {                                                                                          \
-        const int q = item + u * ITEMS;                                                        \
-        const long w = j0 + SLICE_W(q, NC, !TRANS_B), p = (p0) + SLICE_P(q, NC, !TRANS_B);     \
-        next_b[u] = TRANS_B ? load_vec(b, g.ldb, w, p, n, k, WIDE_B, guard)                    \
-                            : load_vec(b, g.ldb, p, w, k, n, WIDE_B, guard);                   \
-    }
-#define KEEP(stage)                                                                            \
-    UNROLL for (int u = 0; u < VEC_A; u++)                                                     \
-    {                                                                                          \
-        const int q = item + u * ITEMS;                                                        \
-        store_vec(tile_a + (stage) * KC * LD_A, LD_A, SLICE_W(q, MC, TRANS_A),                 \
-                  SLICE_P(q, MC, TRANS_A), TRANS_A, g.conj_a, next_a[u]);                      \
-    }                                                                                          \
-    UNROLL for (int u = 0; u < VEC_B; u++)                                                     \
-    {                                                                                          \
-        const int q = item + u * ITEMS;                                                        \
-        store_vec(tile_b + (stage) * KC * LD_B, LD_B, SLICE_W(q, NC, !TRANS_B),                \
-                  SLICE_P(q, NC, !TRANS_B), !TRANS_B, g.conj_b, next_b[u]);                    \
-    }
-
-    const int inside = i0 + MC <= m && j0 + NC <= n;  // only the last slice can hang over
-    FETCH(0, 1)
-    KEEP(0)
-    barrier(CLK_LOCAL_MEM_FENCE);
+    VecG next_a[VEC_A], next_b[VEC_B];
     int stage = 0;
-    for (int p0 = 0; p0 < k; p0 += KC) {
-        const int more = k - p0 > KC;
-        if (more && inside && k - p0 >= 2 * KC) {
-            FETCH((long)p0 + KC, 0)
-        } else if (more) {
-            FETCH((long)p0 + KC, 1)
-        }
+#if PACKED
+#define FETCH(guard)                                                                           \
+    fetch_packed(next_a, VEC_A, a);                                                            \
+    fetch_packed(next_b, VEC_B, b);
+#else
+    const int last_a = LAST(rows, ALONG_K_A), last_b = LAST(columns, ALONG_K_B);
+#define FETCH(guard)                                                                           \
+    if (LOCAL_A)                                                                               \
+        fetch(next_a, VEC_A, MC, a, g.lda, ALONG_K_A, last_a, depth, guard);                   \
+    if (LOCAL_B)                                                                               \
+        fetch(next_b, VEC_B, NC, b, g.ldb, ALONG_K_B, last_b, depth, guard);
+#endif
+    // The next slice, `depth` or more deep, into registers; then from there into its tiles.
+#define FETCH_NEXT(depth_left)                                                                 \
+    {                                                                                          \
+        const int depth = (depth_left);                                                        \
+        if (depth >= KC) {                                                                     \
+            FETCH(0)                                                                           \
+        } else {                                                                               \
+            FETCH(1)                                                                           \
+        }                                                                                      \
+        a += LOCAL_A ? step_a : 0;                                                             \
+        b += LOCAL_B ? step_b : 0;                                                             \
+    }
+#define KEEP_NEXT()                                                                            \
+    if (LOCAL_A)                                                                               \
+        keep(tile_a + stage * TILE_A, LD_A, TURN_A, next_a, VEC_A, MC, KEPT_ALONG_A, CONJ_A);     \
+    if (LOCAL_B)                                                                               \
+        keep(tile_b + stage * TILE_B, LD_B, TURN_B, next_b, VEC_B, NC, KEPT_ALONG_B, CONJ_B);
+
+    // Step p of the slice at hand: a column of A and a row of B.
+    VecW va[1 + AHEAD][MR / VW], vb[1 + AHEAD][NR / VW];
+#define READ(to, p)                                                                            \
+    UNROLL for (int u = 0; u < MR / VW; u++)                                                   \
+        va[to][u] = LOCAL_A ? tile_read(tile_a + stage * TILE_A, LD_A, TURN_A, ROW(u), p)      \
+                            : global_read(a + (p) * (ALONG_K_A ? 1 : g.lda), g.lda, ALONG_K_A, \
+                                          ROW(u), rows, WIDE_A, g.conj_a);                     \
+    UNROLL for (int u = 0; u < NR / VW; u++)                                                   \
+        vb[to][u] = LOCAL_B ? tile_read(tile_b + stage * TILE_B, LD_B, TURN_B, COLUMN(u), p)   \
+                            : global_read(b + (p) * (ALONG_K_B ? 1 : g.ldb), g.ldb, ALONG_K_B, \
+                                          COLUMN(u), columns, WIDE_B, g.conj_b);
+
+    int left = k - from * KC;  // elements along k from the slice at hand on
+    FETCH_NEXT(left)
+    KEEP_NEXT()
+    if (LOCAL_A || LOCAL_B)
+        barrier(CLK_LOCAL_MEM_FENCE);
+#if AHEAD
+    READ(0, 0)
+#endif
+    for (int slice = 0; slice < slices; slice++, left -= KC) {
+        const int more = slice + 1 < slices;
+        if (STAGES == 2 && more)
+            FETCH_NEXT(left - KC)
+
+#if AHEAD
         UNROLL
         for (int p = 0; p < KC; p++) {
-            Vec fa[MR / VW], fb[NR / VW];
-            UNROLL
-            for (int u = 0; u < MR / VW; u++)
-                fa[u].whole = *(__local const RealVec *)(tile_a + (stage * KC + p) * LD_A +
-                                                         (im + u * LANES_M) * VW);
-            UNROLL
-            for (int u = 0; u < NR / VW; u++)
-                fb[u].whole = *(__local const RealVec *)(tile_b + (stage * KC + p) * LD_B +
-                                                         (in + u * LANES_N) * VW);
-            UNROLL
-            for (int j = 0; j < NR; j++)
-                UNROLL
-                for (int i = 0; i < MR; i++)
-                    acc[j][i] = elem_fma(fa[i / VW].e[i % VW], fb[j / VW].e[j % VW], acc[j][i]);
+            if (p + 1 < KC) {
+                READ((p + 1) % 2, p + 1)
+            } else if (more) {
+                stage ^= 1;
+                KEEP_NEXT()
+                barrier(CLK_LOCAL_MEM_FENCE);
+                READ(0, 0)
+            }
+            multiply(acc, va[p % 2], vb[p % 2]);
         }
+#else
+        _Pragma("unroll 1")
+        for (int block = 0; block < KC; block += KU) {
+            UNROLL
+            for (int p = block; p < block + KU; p++) {
+                if (!(LOCAL_A && LOCAL_B) && p >= left)
+                    break;  // a tile holds zeros there, global memory anything
+                READ(0, p)
+                multiply(acc, va[0], vb[0]);
+            }
+        }
+        a += LOCAL_A ? 0 : step_a;
+        b += LOCAL_B ? 0 : step_b;
         if (more) {
-            stage ^= 1;
-            KEEP(stage)
-            barrier(CLK_LOCAL_MEM_FENCE);
+            if (STAGES == 1) {
+                barrier(CLK_LOCAL_MEM_FENCE);
+                FETCH_NEXT(left - KC)
+            }
+            stage ^= STAGES - 1;
+            KEEP_NEXT()
+            if (LOCAL_A || LOCAL_B)
+                barrier(CLK_LOCAL_MEM_FENCE);
         }
+#endif
     }
 
+#if SPLIT
+    const ELEM scale = ELEM_ONE;
+    const int beta_is = BETA_ZERO;
+    const long ldc = m;
+    c = scratch + at_c + (get_group_id(2) * g.batch + entry) * ldc * n;
+#else
+    const ELEM scale = alpha;
     const int beta_is = beta_class(beta);
+    const long ldc = g.ldc;
+    c += g.offset_c + entry * g.stride_c;
+#endif
+    c += i0 + j0 * ldc;
+    const int wide = WIDE_C && (size_t)c % sizeof(VecW) == 0;
     UNROLL
     for (int j = 0; j < NR; j++) {
-        const long col = j0 + (in + j / VW * LANES_N) * VW + j % VW;
+        const int column = COLUMN(j / VW) + j % VW;
         UNROLL
-        for (int i = 0; i < MR; i++) {
-            const long row = i0 + (im + i / VW * LANES_M) * VW + i % VW;
-            if (row < m && col < n)
-                elem_store(c + row + col * g.ldc, elem_mul(alpha, acc[j][i]), beta, beta_is);
+        for (int u = 0; u < MR / VW; u++) {
+            VecW v;
+            UNROLL
+            for (int i = 0; i < VW; i++)
+                v.e[i] = elem_mul(scale, acc[j][u * VW + i]);
+            if (column < columns)
+                vec_store(c + ROW(u) + column * ldc, v, rows - ROW(u), beta, beta_is, wide);
         }
     }
 }

@@ -1,0 +1,212 @@
+"""From the naive kernel to the best one, one idea a step, as in Nugteren's OpenCL SGEMM tutorial.
+
+    python bench/bench_ladder.py [--device nvidia] [--n 4096] [--precision s] [--json out.json]
+
+All steps but the last are points of gpu_tiled's space, so the ladder can be climbed on any device;
+each result is checked before it is timed.  A step that a device cannot run (a work-group or a tile
+too large for it) is taken with the next smaller tile of its list, or left out with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import on_device
+
+from clgemm.cli import versions
+from clgemm.errors import ClgemmError
+from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.kernels.family import Config
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import session as sessions
+from clgemm.tuning import tuner
+
+if TYPE_CHECKING:
+    from clgemm.kernels.gpu_tiled import GpuTiled
+    from clgemm.problem import Gemm, Precision
+    from clgemm.runtime.session import Session
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rung: a name, tiles that fit large and small devices, and what differs from the last."""
+
+    name: str
+    tiles: tuple[tuple[int, ...], ...]
+    """MC, NC, KC, MR, NR, LANES_M."""
+    changes: dict[str, int]
+    grows: int = 0
+    """Elements that the matrix is larger: 1 makes every tile at the edge incomplete."""
+
+
+PLAIN = {
+    "VG": 1, "VW": 1, "PAD": 0, "ZORDER": 0, "GROUP_M": 1, "LOCAL_A": 0, "LOCAL_B": 0,
+    "TURN_A": 0, "TURN_B": 0, "STAGES": 1, "AHEAD": 0, "KU": 1, "PACK": 0, "SPLIT": 1,
+}  # fmt: skip
+BLOCKED = (
+    (128, 128, 16, 8, 8, 16),
+    (64, 64, 16, 4, 4, 16),
+    (32, 32, 16, 4, 4, 8),
+    (32, 32, 8, 4, 4, 8),
+)
+LADDER = (
+    Step("1 naive: one element a work-item", ((16, 16, 16, 1, 1, 16), (8, 8, 16, 1, 1, 8)), {}),
+    Step(
+        "2 tiles in local memory",
+        ((32, 32, 32, 1, 1, 32), (16, 16, 16, 1, 1, 16), (8, 8, 8, 1, 1, 8)),
+        {"LOCAL_A": 1, "LOCAL_B": 1},
+    ),
+    Step(
+        "3 more work per work-item: 8 columns",
+        ((32, 32, 32, 1, 8, 32), (32, 32, 8, 1, 8, 32)),
+        {"KU": 0},
+    ),
+    Step(
+        "4 wider data types: 4 elements a load",
+        ((32, 32, 32, 8, 1, 4), (32, 32, 8, 8, 1, 4)),
+        {"VG": 4},
+    ),
+    Step(
+        "5 transposed, rectangular tiles",
+        ((64, 64, 16, 1, 16, 32), (64, 32, 16, 1, 16, 32)),
+        {"VG": 1, "TURN_B": 1, "PAD": 2},
+    ),
+    Step("6 2D register blocking", BLOCKED, {}),
+    Step(
+        "7 wider loads with register blocking", BLOCKED, {"VG": 4, "VW": 4, "TURN_B": 0, "PAD": 4}
+    ),
+    Step("8 prefetch: the next tile into registers", BLOCKED, {"STAGES": 2}),
+    Step(
+        "9 macro-tiles in bands, work-items in z-order",
+        (
+            (128, 128, 16, 8, 8, 8),
+            (64, 64, 16, 4, 4, 8),
+            (32, 32, 16, 4, 4, 8),
+            (32, 32, 8, 4, 4, 8),
+        ),
+        {"GROUP_M": 8, "ZORDER": 1},
+    ),
+    Step(
+        "10 local memory read a step ahead, tile chosen anew",
+        ((128, 64, 16, 8, 8, 8), (128, 64, 8, 8, 8, 8), (64, 64, 8, 4, 4, 8), (32, 32, 8, 4, 4, 8)),
+        {"AHEAD": 1},
+    ),
+    Step(
+        "11 operands packed and padded with zeros",
+        ((64, 64, 16, 8, 8, 8), (64, 64, 16, 4, 4, 8), (64, 64, 8, 4, 4, 8), (32, 32, 8, 4, 4, 8)),
+        {"PACK": 1},
+    ),
+    Step(
+        "12 the same with incomplete tiles: n + 1",
+        ((64, 64, 16, 8, 8, 8), (64, 64, 16, 4, 4, 8), (64, 64, 8, 4, 4, 8), (32, 32, 8, 4, 4, 8)),
+        {},
+        1,
+    ),
+)
+
+
+def tiled_config(
+    session: Session, precision: Precision, step: Step, params: dict[str, int]
+) -> Config | str:
+    """Take a step's first tile that the device can run, or give the reason why it runs none."""
+    family: GpuTiled = BY_NAME["gpu_tiled"]  # type: ignore[assignment]
+    reason = ""
+    for tile in step.tiles:
+        fitting = dict(zip(("MC", "NC", "KC", "MR", "NR", "LANES_M"), tile, strict=True))
+        for name, sides in (("VG", "MC NC KC"), ("VW", "MR NR")):
+            width = params[name]
+            while width > 1 and (
+                any(fitting[side] % width for side in sides.split())
+                or width * precision.itemsize > 16
+            ):
+                width //= 2
+            fitting[name] = width
+        config = Config.of("gpu_tiled", params | fitting)
+        broken = list(family.broken_rules(session.traits, precision, config))
+        if not broken:
+            return config
+        reason = broken[0]
+    return f"left out, this is not so: {reason}"
+
+
+def rungs(session: Session, g: Gemm) -> list[tuple[str, int, Config | str, bool]]:
+    """List name, growth, configuration and whether it is taken as it stands, from the bottom up."""
+    precision, params = PRECISIONS[g.precision], dict(PLAIN)
+    found: list[tuple[str, int, Config | str, bool]] = []
+    for step in LADDER:
+        params |= step.changes
+        found.append((step.name, step.grows, tiled_config(session, precision, step, params), True))
+    for family in FAMILIES:
+        if family.supports(session.traits, precision) and family.name != "direct":
+            config = family.default(session.traits, precision)
+            found.append((f"default of {family.name}", 0, config, False))
+    found.append(("what the tuner takes", 0, tuner.config_for(session, g), False))
+    return found
+
+
+def climb(session: Session, code: str, n: int) -> list[dict[str, Any]]:
+    """Check and time every rung."""
+    a, b = (on_device.normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2))
+    rows: list[dict[str, Any]] = []
+    for name, grows, config, whole in rungs(session, on_device.problem(code, n, n, n)):
+        row: dict[str, Any] = {"step": name, "config": str(config)}
+        rows.append(row)
+        if isinstance(config, str):
+            print(f"{name:52}{config}", flush=True)
+            continue
+        g = on_device.problem(code, *(n + grows,) * 3)
+        try:
+            resident = on_device.Resident(session, g, a, b)
+            run = resident.launches(config, whole=whole)
+            row["error_over_bound"] = error = resident.error(run)
+        except ClgemmError as fault:
+            print(f"{name:52}{str(fault).splitlines()[0][:80]}", flush=True)
+            continue
+        if not error <= 1:
+            raise SystemExit(f"{name}: WRONG, {error:.3g} times the error bound, {config}")
+        seconds = on_device.side_by_side({"": (run, resident.finish)}, ROUNDS)[""]
+        row["gflops"] = g.flops / seconds / 1e9
+        print(f"{name:52}{row['gflops']:12.1f} GFLOP/s", flush=True)
+    return rows
+
+
+def main() -> int:
+    """Print the ladder of one precision."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", help="as CLGEMM_DEVICE")
+    parser.add_argument("--n", type=int, help="default: 4096, on CPUs 1536")
+    parser.add_argument("--precision", default="s", choices=list("sdcz"))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.device:
+        os.environ["CLGEMM_DEVICE"] = arguments.device
+    session = sessions.current()
+    if session is None:
+        raise SystemExit("no OpenCL device can be used here")
+    n = arguments.n or (1536 if session.traits.kind == "cpu" else 4096)
+    print(f"{versions()}\n{session}, {arguments.precision}gemm, n = {n}\n")
+    rows = climb(session, arguments.precision, n)
+    if arguments.json:
+        head = {
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "device": session.traits.describe(),
+            "driver": session.traits.driver_version,
+            "versions": versions(),
+            "precision": arguments.precision,
+            "n": n,
+        }
+        arguments.json.write_text(json.dumps(head | {"rows": rows}, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

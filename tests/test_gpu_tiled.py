@@ -1,0 +1,305 @@
+"""gpu_tiled: how problems are cut (no device needed), and every variant of its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+from helpers import GPU
+from test_families import operand, value
+
+from clgemm import transfer
+from clgemm.execute import Ready, slots
+from clgemm.kernels import BY_NAME, tiled_plan, tiling
+from clgemm.kernels.family import Config
+from clgemm.kernels.gpu_tiled import TILES, USUAL, VARIANTS
+from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
+from clgemm.tuning.trial import random_matrix
+
+FAMILY = BY_NAME["gpu_tiled"]
+NAMES = ("MC", "NC", "KC", "MR", "NR", "LANES_M")
+TRAITS = replace(
+    GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0),
+    global_memory=140 << 30, max_allocation=35 << 30,
+)  # fmt: skip
+S = PRECISIONS["s"]
+
+
+def config(tile=(128, 64, 16, 8, 8, 8), **variant):
+    params = dict(zip(NAMES, tile, strict=True)) | USUAL | variant
+    return Config.of("gpu_tiled", params)
+
+
+def gemm(m, n, k, code="s", batch=1, **more):
+    g = Gemm(code, m, n, k, batch, False, False, m, 0, False, False, k, 0, m, 0, False, True)
+    if batch > 1:
+        g = g._replace(stride_a=m * k, stride_b=k * n, stride_c=m * n)
+    return g._replace(**more)
+
+
+def steps(g, chosen=None, traits=TRAITS):
+    """Plan and give the steps by kernel name, each with its defines in reach."""
+    plan = FAMILY.plan(traits, g, chosen or config(PACK=0))
+    return {s.kernel.name: (s, dict(s.kernel.defines)) for s in plan.steps}, plan
+
+
+def load(n, mc, nc):
+    """Count the elements of C that the busiest compute unit works on."""
+    tiles = -(-n // mc) * -(-n // nc)
+    return -(-tiles // TRAITS.compute_units) * mc * nc
+
+
+@pytest.mark.parametrize(
+    ("n", "gain"), [(300, 2), (512, 4), (640, 2), (768, 1.3), (896, 1.3), (1024, 1), (4096, 1)]
+)
+def test_tiles_are_cut_where_that_shares_the_work_out_better(n, gain):
+    step, defines = steps(gemm(n, n, n))[0]["gpu_tiled"]
+    mc, nc = defines["MC"], defines["NC"]
+    assert step.global_size[0] // step.local_size[0] == -(-n // mc) * -(-n // nc)
+    assert load(n, 128, 64) >= gain * load(n, mc, nc)
+    assert gain > 1 or (mc, nc) == (128, 64), "where nothing is gained the tile stays whole"
+
+
+@pytest.mark.parametrize(
+    "tile", [(128, 64, 16, 8, 8, 8), (64, 64, 16, 4, 4, 8), (128, 128, 16, 8, 16, 4)]
+)
+def test_what_was_cut_still_breaks_no_rule(tile):
+    for shape in [(1, 1, 1), (40, 4000, 64), (4000, 40, 64), (300, 300, 300), (511, 700, 9000)]:
+        fitted = tiling.fitted(TRAITS, gemm(*shape), config(tile))
+        assert not list(FAMILY.broken_rules(TRAITS, S, Config.of("gpu_tiled", fitted))), shape
+
+
+def test_no_tile_is_twice_as_large_as_c():
+    defines = steps(gemm(64, 8192, 8192))[0]["gpu_tiled"][1]
+    assert defines["MC"] == 64
+
+
+@pytest.mark.parametrize("shape", [(256, 256, 65536), (64, 8192, 8192), (256, 256, 65531)])
+def test_long_k_is_split_into_parts_that_cover_it(shape):
+    found, plan = steps(gemm(*shape))
+    step, defines = found["gpu_tiled"]
+    parts, part = step.global_size[2], step.args[-1]
+    slices = -(-shape[2] // defines["KC"])
+    assert defines["SPLIT"] == 1
+    assert parts > 1
+    assert (parts - 1) * part < slices <= parts * part, "no part is empty, none is missing"
+    assert found["gpu_tile_sum"][0].args[-1] == parts
+    assert plan.scratch_bytes >= parts * shape[0] * shape[1] * 4
+
+
+def test_short_k_or_many_tiles_are_not_split():
+    for shape in [(512, 512, 512), (4096, 4096, 65536)]:
+        assert list(steps(gemm(*shape))[0]) == ["gpu_tiled"]
+    assert list(steps(gemm(256, 256, 65536), config(PACK=0, SPLIT=1))[0]) == ["gpu_tiled"]
+
+
+def test_packs_where_it_pays():
+    packs = config(PACK=1)
+    assert "gpu_tile_pack" in steps(gemm(2048, 2048, 2048), packs)[0]
+    assert "gpu_tile_pack" not in steps(gemm(512, 512, 512), packs)[0]
+    assert "gpu_tile_pack" not in steps(gemm(64, 65536, 512), packs)[0]
+    small = replace(TRAITS, max_allocation=16 << 20)
+    assert "gpu_tile_pack" not in steps(gemm(2048, 2048, 2048), packs, small)[0]
+
+
+def test_packs_only_what_is_read_badly_where_it_lies():
+    odd = config(PACK=2)
+    assert "gpu_tile_pack" not in steps(gemm(2048, 2048, 2048), odd)[0]
+    assert "gpu_tile_pack" in steps(gemm(2049, 2048, 2048), odd)[0]
+    assert "gpu_tile_pack" in steps(gemm(2048, 2048, 2048, trans_a=True), odd)[0]
+    assert "gpu_tile_pack" not in steps(gemm(4096, 4096, 4096, trans_a=True), odd)[0]
+
+
+def test_pieces_of_scratch_memory_do_not_overlap():
+    found, plan = steps(gemm(2049, 2047, 2001), config(PACK=1))
+    step, defines = found["gpu_tiled"]
+    at_b, at_c = step.args[-3:-1]
+    depth = -(-2001 // defines["KC"]) * defines["KC"]
+    assert at_b >= -(-2049 // defines["MC"]) * defines["MC"] * depth
+    assert at_c - at_b >= -(-2047 // defines["NC"]) * defines["NC"] * depth
+    assert plan.scratch_bytes >= 4 * at_c
+
+
+def test_a_matrix_that_repeats_is_packed_once():
+    both = steps(gemm(2048, 2048, 240, batch=3), config(PACK=1))[1]
+    once = steps(gemm(2048, 2048, 240, batch=3, stride_b=0), config(PACK=1))[1]
+    assert both.scratch_bytes - once.scratch_bytes == 2 * 2048 * 240 * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [({}, 4), ({"lda": 2001}, 1), ({"ldb": 2049}, 1), ({"offset_b": 2}, 1), ({"aligned": False}, 1),
+     ({"offset_a": 8}, 4)],
+)  # fmt: skip
+def test_vectors_are_read_only_where_all_are_aligned(change, width):
+    assert steps(gemm(2000, 2000, 2000, **change))[0]["gpu_tiled"][1]["VG"] == width
+
+
+def test_vectors_beyond_the_known_alignment_need_memory_of_the_device():
+    wide = config((64, 64, 16, 8, 8, 8), VG=8, PACK=0, KC=32)
+    assert steps(gemm(2048, 2048, 2048), wide)[0]["gpu_tiled"][1]["VG"] == 8
+    shared = replace(TRAITS, unified_memory=True)
+    assert ALIGNMENT < 8 * 4
+    assert steps(gemm(2048, 2048, 2048), wide, shared)[0]["gpu_tiled"][1]["VG"] == 1
+
+
+def test_offsets_inside_a_slice_are_64_bit_where_they_must():
+    assert steps(gemm(2048, 2048, 2048))[0]["gpu_tiled"][1]["FAR"] == 0
+    far = steps(gemm(2048, 2048, 2048, lda=2**26))[0]["gpu_tiled"][1]
+    assert far["FAR"] == 1
+
+
+def test_every_variant_has_candidates():
+    found = set(FAMILY.candidates(TRAITS, S))
+    for variant in VARIANTS:
+        members = [c for c in found if all(c[k] == v for k, v in variant.items() if k != "PAD")]
+        assert members, variant
+
+
+@pytest.mark.parametrize("local_a", [0, 1])
+@pytest.mark.parametrize("local_b", [0, 1])
+@pytest.mark.parametrize("micro", [1, 4])
+def test_blocking_schemes_are_points_of_the_space(local_a, local_b, micro):
+    """None, one or both in local memory, with registers of one or of many elements."""
+    tiled = local_a or local_b
+    point = config(
+        (16 * micro, 16 * micro, 16, micro, micro, 16),
+        LOCAL_A=local_a, LOCAL_B=local_b, VG=1, VW=1, PAD=int(tiled), ZORDER=0, PACK=0,
+        AHEAD=0, STAGES=1,
+    )  # fmt: skip
+    space = FAMILY.space(TRAITS, S)
+    assert all(value in space[name] for name, value in point.params)
+    assert not list(FAMILY.broken_rules(TRAITS, S, point))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"VW": 8, "MR": 4, "MC": 64}, "VW divides"),
+        ({"KC": 4, "VG": 8}, "VG divides"),
+        ({"LANES_M": 32}, "lanes"),
+        ({"STAGES": 1}, "reading ahead"),
+        ({"LOCAL_B": 0}, "packed panels"),
+        ({"MC": 256, "NC": 256, "KC": 32}, "local memory"),
+        ({"PAD": 1}, "start on a vector"),
+        ({"KU": 5}, "KU divides"),
+        ({"MR": 16, "NR": 16, "MC": 256, "NC": 128}, "registers"),
+        ({"TURN_A": 1, "LOCAL_A": 0}, "nothing to turn"),
+    ],
+)
+def test_a_broken_rule_is_named(change, reason):
+    assert any(reason in text for text in FAMILY.broken_rules(TRAITS, S, config(**change)))
+
+
+def run(session, chosen, a, b, c, units, alpha=1.0, beta=0.0):
+    """Run as on a device with so many compute units, with NaN in scratch memory before."""
+    g = describe(a, b, c, reads_c=beta != 0)
+    if session.traits.unified_memory:
+        g = g._replace(aligned=not (address_of(a.data) | address_of(b.data)) % ALIGNMENT)
+    else:
+        g = g.dense()
+    plan = FAMILY.plan(replace(session.traits, compute_units=units), g, chosen)
+    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
+    if plan.scratch_bytes:
+        session.poison_scratch(plan.scratch_bytes)
+    Ready(session, plan).run(slots(g, alpha, beta, *places))
+    transfer.fetch(session, places[2], c)
+    return [step.kernel.name for step in plan.steps]
+
+
+FORMS = [
+    (1, "gpu_tile_pack"),  # one unit has enough to do with any tile: nothing is cut
+    (1000, "gpu_tile_sum"),  # a thousand never have
+]
+
+
+@pytest.fixture
+def every_form(monkeypatch):
+    """Pack and split problems that are small enough for a test."""
+    monkeypatch.setattr(tiled_plan, "PACK_EDGE", 1)
+    monkeypatch.setattr(tiling, "LEAST_PART", 32)
+
+
+SMALL = (32, 32, 8, 4, 4, 8)
+
+
+def small(precision, **variant):
+    widest = max(1, 16 // precision.itemsize)
+    widths = {name: min(widest, USUAL[name]) for name in ("VG", "VW")}
+    return config(SMALL, **(widths | variant))
+
+
+@pytest.mark.parametrize("ops", ["NN", "TC", "RT"])
+@pytest.mark.usefixtures("every_form")
+@pytest.mark.parametrize(("units", "kernel"), FORMS, ids=["packed", "split"])
+@pytest.mark.parametrize("code", "sdcz")
+def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, rng):
+    precision = PRECISIONS[code]
+    if not FAMILY.supports(session.traits, precision):
+        pytest.skip(f"{session.traits.describe()} has no {precision.real}")
+    m, n, k = 71, 45, 131
+    a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
+    for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
+        memory = np.full((n, m + 1), np.nan, precision.dtype).T
+        c = memory[:m]
+        if beta:
+            c[...] = random_matrix(rng, precision, m, n)
+        want, size = reference.gemm(alpha, value(a), value(b), beta, c)
+        names = run(session, small(precision), a, b, c, units, alpha, beta)
+        assert kernel in names
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+        assert np.all(np.isnan(memory[m:]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(f"{k}{v[k]}" for k in v))
+@pytest.mark.parametrize("code", "sc")
+def test_every_variant_is_right(session, code, variant, rng):
+    precision = PRECISIONS[code]
+    widest = max(1, 16 // precision.itemsize)
+    widths = {name: min(widest, (USUAL | variant)[name]) for name in ("VG", "VW")}
+    chosen = config(SMALL, **(variant | widths | {"PACK": 0}))
+    assert not list(FAMILY.broken_rules(session.traits, precision, chosen))
+    for (m, n, k), ops, gap in (((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)):
+        a = operand(rng, precision, m, k, ops[0], gap)
+        b = operand(rng, precision, k, n, ops[1], gap)
+        c = np.full((n, m), np.nan, precision.dtype).T
+        want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
+        assert run(session, chosen, a, b, c, 1) == ["gpu_tiled"]
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+
+
+@pytest.mark.parametrize("tile", [t for t in TILES if t[0] * t[1] <= 64 * 64], ids=str)
+def test_tiles_are_right(session, tile, rng):
+    chosen = FAMILY._config(S, tile, {"PACK": 0})
+    if list(FAMILY.broken_rules(session.traits, S, chosen)):
+        pytest.skip("this device cannot run it")
+    a, b = operand(rng, S, 75, 34, "N", 1), operand(rng, S, 34, 67, "N", 1)
+    c = np.full((67, 75), np.nan, np.float32).T
+    want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
+    run(session, chosen, a, b, c, 1)
+    reference.assert_within_bound(c, want, size, 34, S.eps)
+
+
+@pytest.mark.usefixtures("every_form")
+def test_a_packed_stack_with_one_matrix_for_all(session, rng):
+    a = rng.uniform(-1, 1, (3, 40, 21)).astype(np.float32)
+    b = np.broadcast_to(rng.uniform(-1, 1, (21, 36)).astype(np.float32), (3, 21, 36))
+    c = np.full((3, 36, 40), np.nan, np.float32).swapaxes(1, 2)
+    names = run(session, small(S), Operand(a), Operand(b), c, 1)
+    assert names == ["gpu_tile_pack", "gpu_tiled"]
+    want = reference.wide(a) @ reference.wide(b)
+    reference.assert_within_bound(c, want, np.abs(a) @ np.abs(b), 21, S.eps)
+
+
+@pytest.mark.usefixtures("every_form")
+@pytest.mark.parametrize(("units", "kernel"), FORMS, ids=["packed", "split"])
+def test_forms_repeat_bit_by_bit(session, units, kernel, rng):
+    a, b = operand(rng, S, 70, 300, "N", 0), operand(rng, S, 300, 70, "N", 0)
+    results = set()
+    for _ in range(20):
+        c = np.full((70, 70), np.nan, np.float32, order="F")
+        assert kernel in run(session, small(S), a, b, c, units)
+        results.add(c.tobytes())
+    assert len(results) == 1
