@@ -1,0 +1,121 @@
+// Asynchronous copies into local memory and the barriers they report to, for NVIDIA GPUs, as inline
+// PTX that plain clBuildProgram takes.  Goes after common.cl (INLINE); defines no kernel.
+//
+// A stage of a pipeline has two mbarriers (64-bit objects in local memory, 8-byte aligned):
+//
+//      producer   wait EMPTY (all readers are done) -> copy -> copies arrive at FULL by themselves
+//      readers    wait FULL -> load fragments, multiply -> arrive at EMPTY
+//
+// A barrier completes a phase when its count of arrivals is met (and, after mbarrier_expect, the
+// announced bytes have landed); phases alternate in parity 0, 1, 0, ...  mbarrier_wait(x, parity)
+// returns once the phase of that parity has completed, so a reader's first wait is for parity 0.
+//
+// Who needs which compute capability: cp.async, mbarrier 8.0; cp.async.bulk, mbarrier_expect 9.0.
+//
+// A trap that was seen: a warp that arrives at EMPTY right after loading its last fragment, before
+// the products that use it, sometimes corrupts results.  Arrive after the products.
+
+#ifndef TRY_WAIT
+#define TRY_WAIT 1  // 1: compute capability 9.0, whose waiting sleeps in the hardware
+#endif
+
+// The address of local memory as PTX counts it in the .shared window.
+#define LOCAL_ADDRESS(p) ((uint)(size_t)(p))
+
+// ---- barriers ----------------------------------------------------------------------------------
+
+// Set up a barrier for `count` arrivals a phase.  One work-item does; then mbarrier_publish() by it
+// and barrier(CLK_LOCAL_MEM_FENCE) by all.
+INLINE void mbarrier_init(uint address, uint count)
+{
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
+}
+
+// Make initialised barriers visible to the bulk copy engine (9.0).
+INLINE void mbarrier_publish(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+INLINE void mbarrier_arrive(uint address)
+{
+    asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(address) : "memory");
+}
+
+// Arrive, and announce `bytes` of bulk copies that the phase waits for as well (9.0).
+INLINE void mbarrier_expect(uint address, uint bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Arrive when all copies that this work-item has started with async_copy* so far have landed.  It
+// counts as one of the barrier's arrivals.
+INLINE void mbarrier_arrive_after_copies(uint address)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
+}
+
+INLINE void mbarrier_wait(uint address, uint parity)
+{
+    uint done;
+    do {
+#if TRY_WAIT
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(address), "r"(parity)
+                     : "memory");
+#endif
+    } while (!done);
+}
+
+// Wait for the other 31 work-items of the warp, and see what they wrote.
+INLINE void warp_sync(void)
+{
+    asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+}
+
+// ---- copies from global to local memory ---------------------------------------------------------
+
+// 16 bytes, both addresses aligned to 16; past L1.  Of them only the first `valid` (0 to 16) are
+// read, the others become zero: with 0 the global address is not followed.
+INLINE void async_copy16(uint to, __global const void *from, uint valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"((ulong)from),
+                 "r"(valid)
+                 : "memory");
+}
+
+// 8 bytes, aligned to 8; the same rule for `valid` (0 or 8).
+INLINE void async_copy8(uint to, __global const void *from, uint valid)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"((ulong)from),
+                 "r"(valid)
+                 : "memory");
+}
+
+// Close a group of this work-item's copies, and wait until at most `n` (a constant) groups are under
+// way: the way to follow copies without a barrier object.
+INLINE void async_copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+#define ASYNC_COPY_WAIT(n) asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory")
+
+// Any multiple of 16 bytes by one instruction of one work-item, both addresses aligned to 16; the
+// bytes count towards what mbarrier_expect announced at `mbarrier` (9.0).
+INLINE void bulk_copy(uint to, __global const void *from, uint bytes, uint mbarrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"((ulong)from), "r"(bytes), "r"(mbarrier)
+                 : "memory");
+}

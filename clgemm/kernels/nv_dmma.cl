@@ -1,0 +1,268 @@
+// nv_dmma: fp64 and complex128 on the fp64 tensor cores of NVIDIA's data-centre GPUs.
+//
+// A work-group computes an MC x NC macro-tile of C, each of its warps WM x WN of it.  Slices of depth
+// KC travel through STAGES buffers in local memory; a buffer has two barriers (nv_async.cl):
+//
+//      packed operand    one work-item starts one bulk copy of the whole slice
+//      other operand     every work-item starts a few copies of 16 bytes (8 where A or B is not
+//                        aligned), which put each chunk in its place and zeros beyond the edges
+//
+//      slice t   | step 0 | .. | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
+//
+// Fragments of the next step are loaded while this one is multiplied; at the dots the buffer of slice
+// t - 1 is refilled, a few copies at a time, for a block of them would keep the tensor cores waiting.
+//
+// Everything is exact fused multiply-add in double precision, in an order that depends on nothing but
+// the configuration and the sizes: results repeat bit by bit.  A complex product is four real ones, as
+// one real product of twice the rows and twice the depth.
+
+#ifndef STAGES
+#define STAGES 3  // slices in local memory
+#endif
+#ifndef GROUP_M
+#define GROUP_M 8  // macro-tiles in a band of the raster
+#endif
+#ifndef CONJ_A
+#define CONJ_A 0  // 1: A is complex, not packed, and to be conjugated
+#endif
+#ifndef CONJ_B
+#define CONJ_B 0
+#endif
+
+#define UNITS_A (MC * CE / 16)  // along the width of a slice
+#define UNITS_B (NC / 16)
+#define FRAGS_A (WM * CE / 16)  // of a warp
+#define FRAGS_B (WN / 16)
+#define STAGE_CHUNKS (CHUNKS(MC) + CHUNKS(NC))
+// Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
+#define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P)
+#define GATHERS (!PACK_A || !PACK_B)
+#define BULKS (PACK_A || PACK_B)
+
+// Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.
+#define SET(kind, s) ((s) / STEPS_OF(kind) % 2)
+#define LOAD_OPERAND(frags, slice, s, kind, count, units, turn)                                    \
+    if ((s) % STEPS_OF(kind) == 0) {                                                               \
+        UNROLL for (int u = 0; u < count; u++) UNROLL for (int h = 0; h < HALVES_OF(kind); h++)    \
+            frags[SET(kind, s)][u][h] =                                                            \
+                (slice)[((s) / 2 * (units) + u) * UNIT_CHUNKS(kind) +                              \
+                        ((kind) == ALONG_W ? (s) % 2 : h) * 32 + (s) / 2 % 2 * (turn)];            \
+    }
+#define LOAD(s, stage)                                                                             \
+    LOAD_OPERAND(frag_a, mine_a + (stage) * STAGE_CHUNKS, s, KIND_A, FRAGS_A, UNITS_A, turn_a)     \
+    LOAD_OPERAND(frag_b, mine_b + (stage) * STAGE_CHUNKS, s, KIND_B, FRAGS_B, UNITS_B, turn_b)
+
+#if IS_COMPLEX
+#define PAIR_A(i, s) complex_pair_of(frag_a[SET(KIND_A, s)][i][0], s, CONJ_A, CONJ_B)
+#else
+#define PAIR_A(i, s) pair_of(frag_a[SET(KIND_A, s)][i], s, KIND_A)
+#endif
+#define PAIR_B(j, s) pair_of(frag_b[SET(KIND_B, s)][j], s, KIND_B)
+#define MULTIPLY(s)                                                                                \
+    UNROLL for (int i = 0; i < FRAGS_A; i++)                                                       \
+    {                                                                                              \
+        const double2 pair_a = PAIR_A(i, s);                                                       \
+        UNROLL for (int j = 0; j < FRAGS_B; j++)                                                   \
+        {                                                                                          \
+            const double2 pair_b = PAIR_B(j, s);                                                   \
+            multiply_add(acc[j][i][0], ROWS_A ? pair_a : pair_b, ROWS_A ? pair_b.x : pair_a.x);    \
+            multiply_add(acc[j][i][1], ROWS_A ? pair_a : pair_b, ROWS_A ? pair_b.y : pair_a.y);    \
+        }                                                                                          \
+    }
+
+// Refill a buffer in parts: wait until it is free, start copies, and in the last part count them in.
+// Beyond the end of K nothing is read; zeros arrive in a buffer that nobody waits for.
+#define FILL(stage, parity, part)                                                                  \
+    {                                                                                              \
+        const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
+        const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
+        if ((part) == 0 && (GATHERS || (item == 0 && left > 0)))                                   \
+            mbarrier_wait(empty, parity);                                                          \
+        if ((part) == 0 && BULKS && item == 0 && left > 0) {                                       \
+            mbarrier_expect(full, (PACK_A * CHUNKS(MC) + PACK_B * CHUNKS(NC)) * 16);               \
+            if (PACK_A)                                                                            \
+                bulk_copy(to_a, next_a, CHUNKS(MC) * 16, full);                                    \
+            if (PACK_B)                                                                            \
+                bulk_copy(to_b, next_b, CHUNKS(NC) * 16, full);                                    \
+        }                                                                                          \
+        if (!PACK_A)                                                                               \
+            copy_part(to_a + first_a, next_a, g.lda, MC, KIND_A, TRANS_A, WIDE_A,                  \
+                      m - i0 - first_wa, left - first_pa, part);                                   \
+        if (!PACK_B)                                                                               \
+            copy_part(to_b + first_b, next_b, g.ldb, NC, KIND_B, !TRANS_B, WIDE_B,                 \
+                      n - j0 - first_wb, left - first_pb, part);                                   \
+        if ((part) == PARTS_OF_FILL - 1) {                                                         \
+            if (GATHERS)                                                                           \
+                mbarrier_arrive_after_copies(full);                                                \
+            next_a += PACK_A ? MC * KC : KC * (TRANS_A ? 1 : g.lda);                               \
+            next_b += PACK_B ? NC * KC : KC * (TRANS_B ? g.ldb : 1);                               \
+            left -= KC;                                                                            \
+        }                                                                                          \
+    }
+
+// Two neighbouring real numbers of a column of C, the first one in row `row`; or one complex element.
+INLINE void store_two(__global ELEM *c, int row, int m, double2 ab, ELEM alpha, ELEM beta,
+                      int beta_is, int wide)
+{
+#if IS_COMPLEX
+    if (row < m)
+        elem_store(c, PARTS ? ab : elem_mul(alpha, ab), beta, beta_is);
+#else
+    if (!PARTS)
+        ab *= alpha;
+    if (wide && row + 1 < m) {
+        __global double2 *pair = (__global double2 *)c;
+        if (beta_is == BETA_ONE)
+            ab += *pair;
+        else if (beta_is == BETA_ANY)
+            ab += beta * *pair;
+        *pair = ab;
+    } else {
+        if (row < m)
+            elem_store(c, ab.x, beta, beta_is);
+        if (row + 1 < m)
+            elem_store(c + 1, ab.y, beta, beta_is);
+    }
+#endif
+}
+
+// Which of 16 columns the chunk of g has, or its second chunk or number; chunk_w says the same.
+INLINE int column_of(int g, int second)
+{
+    return KIND_B == ALONG_P && TRANS_B ? g + 8 * second : 2 * g + second;
+}
+
+// packed_a, packed_b and partials count real numbers from the start of scratch; per_a and per_b are
+// how many panels an entry of the stack has (0: all entries share them).  The second dimension of the
+// launch are the parts of K, `span` slices each.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
+             const int per_a, const int per_b, const long partials, const int span)
+{
+    __local double2 tiles[STAGES * STAGE_CHUNKS] __attribute__((aligned(128)));
+    __local ulong barriers[2 * STAGES];  // full ones, then empty ones
+    const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
+
+    // Raster: bands of GROUP_M macro-tiles along M, walked along N.
+    const int m = g.m, n = g.n, k = g.k;
+    const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
+    const int group = get_group_id(0), tile = group % (tiles_m * tiles_n), band = GROUP_M * tiles_n;
+    const long entry = group / (tiles_m * tiles_n);
+    const int first = tile / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
+    const int tile_m = first + tile % band % height, tile_n = tile % band / height;
+    const int i0 = tile_m * MC, j0 = tile_n * NC;
+
+    const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
+    const int slices = PARTS ? min(span, total - start) : total;
+    int left = k - start * KC;  // depth from the next slice on
+
+    const int item = get_local_id(0), lane = item % 32, warp = item / 32;
+    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+
+    // Where this work-item's copies begin in a slice, in local memory and in the matrix.
+#define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
+#define FIRST_B item, NC, KIND_B, !TRANS_B, WIDE_B
+    const int first_a = copy_at(FIRST_A), first_wa = copy_w(FIRST_A), first_pa = copy_p(FIRST_A);
+    const int first_b = copy_at(FIRST_B), first_wb = copy_w(FIRST_B), first_pb = copy_p(FIRST_B);
+    __global const ELEM *next_a, *next_b;
+    if (PACK_A) {
+        next_a = (__global const ELEM *)(scratch + packed_a) +
+                 ((entry * per_a + tile_m) * total + start) * (MC * KC);
+    } else {
+        const long w = i0 + first_wa, p = (long)start * KC + first_pa;
+        next_a = a + g.offset_a + entry * g.stride_a + (TRANS_A ? p + w * g.lda : w + p * g.lda);
+    }
+    if (PACK_B) {
+        next_b = (__global const ELEM *)(scratch + packed_b) +
+                 ((entry * per_b + tile_n) * total + start) * (NC * KC);
+    } else {
+        const long w = j0 + first_wb, p = (long)start * KC + first_pb;
+        next_b = b + g.offset_b + entry * g.stride_b + (TRANS_B ? w + p * g.ldb : p + w * g.ldb);
+    }
+
+    if (item == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            mbarrier_init(barriers_at + stage * 8, GATHERS * ITEMS + BULKS);
+            mbarrier_init(barriers_at + (STAGES + stage) * 8, WARPS);
+        }
+#if MMA_ROWS == 16
+        mbarrier_publish();
+#endif
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    // Where this lane's chunks lie in a half unit, and what changes for every other 8 of the depth.
+    const int g4 = lane / 4, q4 = lane % 4, across = 8 * q4 + (g4 ^ 2 * q4);
+    const int turn_a = TRANS_A ? (lane ^ 4) - lane : 0, turn_b = TRANS_B ? 0 : (lane ^ 4) - lane;
+    __local const double2 *mine_a =
+        tiles + warp_m * FRAGS_A * UNIT_CHUNKS(KIND_A) + (TRANS_A ? lane : across);
+    __local const double2 *mine_b =
+        tiles + CHUNKS(MC) + warp_n * FRAGS_B * 64 + (TRANS_B ? across : lane);
+    double2 frag_a[2][FRAGS_A][HALVES_OF(KIND_A)], frag_b[2][FRAGS_B][HALVES_OF(KIND_B)];
+    double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
+
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        UNROLL
+        for (int part = 0; part < PARTS_OF_FILL; part++)
+            FILL(stage, 1, part)
+    }
+    int reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
+    uint reads_parity = 0, fills_parity = 1;
+    if (slices > 0) {
+        mbarrier_wait(barriers_at, 0);
+        LOAD(0, 0)
+    }
+    for (int t = 0; t < slices; t++) {
+        UNROLL
+        for (int s = 0; s < STEPS - 1; s++) {
+            LOAD(s + 1, reads)
+            MULTIPLY(s)
+            FILL(fills, fills_parity, s)
+        }
+        fills = reads;  // the next slice's copies go where this one was
+        fills_parity = reads_parity;
+        const uint emptied = barriers_at + (STAGES + reads) * 8;
+        reads = reads + 1 == STAGES ? 0 : reads + 1;
+        reads_parity ^= reads == 0;
+        if (t + 1 < slices) {
+            mbarrier_wait(barriers_at + reads * 8, reads_parity);
+            LOAD(0, reads)
+        }
+        MULTIPLY(STEPS - 1)
+        warp_sync();
+        if (lane == 0)
+            mbarrier_arrive(emptied);
+    }
+    if (GATHERS)
+        ASYNC_COPY_WAIT(0);
+
+#if PARTS
+    const long ld = m;
+    const int beta_is = BETA_ZERO;
+    c = (__global ELEM *)(scratch + partials) + (get_group_id(1) * g.batch + entry) * g.m * g.n;
+#else
+    const long ld = g.ldc;
+    const int beta_is = beta_class(beta);
+    c += g.offset_c + entry * g.stride_c;
+#endif
+    const int wide = (((ulong)c | (ulong)ld * 8) & 15) == 0;
+    UNROLL
+    for (int j = 0; j < FRAGS_B; j++)
+        UNROLL
+        for (int e = 0; e < 4; e++) {
+            // A lane has real rows 2g, 2g + 1 of four columns, or rows 4q to 4q + 3 of two.
+            const int pair = ROWS_A ? 2 * g4 : 4 * q4 + e % 2 * 2;
+            const int column = ROWS_A ? column_of(2 * q4 + e / 2, e % 2) : column_of(g4, e / 2);
+            const int s = j0 + warp_n * WN + j * 16 + column;
+            if (s < n) {
+                UNROLL
+                for (int i = 0; i < FRAGS_A; i++) {
+                    const int r = i0 + warp_m * WM + (i * 16 + pair) / CE;
+                    const double2 ab =
+                        ROWS_A ? (double2)(acc[j][i][e % 2][e / 2], acc[j][i][e % 2][2 + e / 2])
+                               : (double2)(acc[j][i][0][e], acc[j][i][1][e]);
+                    store_two(c + r + s * ld, r, m, ab, alpha, beta, beta_is, wide);
+                }
+            }
+        }
+}

@@ -1,0 +1,230 @@
+"""The `nv_dmma` family: fp64 and complex128 on the fp64 tensor cores of NVIDIA's data-centre GPUs.
+
+The instruction (``mma.sync`` .f64, "DMMA") is an IEEE fused multiply-add, so results are those of
+any FMA product, NaN and infinities included.  Each operand reaches local memory in one of two ways:
+
+- directly: every work-item copies a few chunks of 16 bytes (``cp.async``), edges become zeros;
+- packed: a first launch writes panels, of which one instruction then copies a whole slice
+  (``cp.async.bulk``, compute capability 9.0).  Packing A costs about 120/n of the time of the
+  product on an H200, so it pays from some n on: ``PACK_A``; the same for B and m: ``PACK_B``.
+
+A problem with few macro-tiles gets smaller ones (``FIT``), or is cut along K (``SPLIT``): partial
+products go to scratch, and one more launch adds them up in a fixed order.  `nv_dmma_cut` decides.
+The layout of slices and panels is drawn in nv_dmma_tiles.cl.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from clgemm.kernels import nv_dmma_cut
+from clgemm.kernels.family import (
+    GEMM_SIGNATURE,
+    INT32_MAX,
+    Config,
+    KernelFamily,
+    KernelSpec,
+    Plan,
+    Step,
+    gemm_args,
+    precision_defines,
+    precision_of,
+    round_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clgemm.kernels.nv_dmma_cut import Cut
+    from clgemm.problem import Gemm, Precision
+    from clgemm.traits import DeviceTraits
+
+LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
+"""Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
+
+OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
+NEWEST_SHAPES = (9, 0)  # compute capability with 16x8x4 products and bulk copies
+MAX_ACCUMULATORS = 64  # doubles a work-item; more would spill
+PACK_ITEMS = 128  # of nv_dmma_pack.cl
+PLANNED = frozenset(
+    {"FIT", "PACK_A", "PACK_B", "SPLIT"}
+)  # parameters of the plan, not of the kernel
+
+TILES = ("nv_dmma_tiles.cl",)
+PACK_FILES = (*TILES, "nv_dmma_pack.cl")
+GEMM_FILES = ("nv_async.cl", *TILES, "nv_dmma_load.cl", "nv_dmma.cl")
+REDUCE_FILES = ("nv_dmma_reduce.cl",)
+
+
+class NvDmma(KernelFamily):
+    """Tensor-core products from a pipeline of slices in local memory."""
+
+    name: ClassVar[str] = "nv_dmma"
+    files: ClassVar[tuple[str, ...]] = tuple(
+        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES))
+    )
+
+    def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """Double precision where the chip has full-rate fp64 tensor cores."""
+        return (
+            precision.real == "double" and traits.fp64 and traits.compute_capability in LOCAL_BYTES
+        )
+
+    def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
+        """Give tiles of the work-group and of a warp, depth, stages, and where to pack and split.
+
+        Sizes are in elements: complex rows and depths are half the real ones, for the same space.
+        """
+        ce = 2 if precision.is_complex else 1
+        bulk = self._has_bulk_copies(traits)
+        return {
+            "MC": (128 // ce, 64 // ce, 32 // ce),
+            "NC": (128, 64, 32),
+            "KC": (32 // ce, 16 // ce),
+            "WM": (64 // ce, 32 // ce),
+            "WN": (32, 16),
+            "STAGES": (3, 4),
+            "GROUP_M": (8,),
+            "PACK_A": (8192, 0) if bulk else (0,),
+            "PACK_B": (4096 // ce, 0) if bulk else (0,),
+            "SPLIT": (2,),
+            "FIT": (1,),
+        }
+
+    def default(self, traits: DeviceTraits, precision: Precision) -> Config:
+        """Give the tile of large problems; smaller ones fit theirs."""
+        ce = 2 if precision.is_complex else 1
+        bulk = self._has_bulk_copies(traits)
+        deep = bulk or precision.is_complex  # as local memory allows
+        return Config.of(
+            self.name,
+            {
+                "MC": 128 // ce, "NC": 128, "WM": 64 // ce, "WN": 32,
+                "KC": (32 if deep else 16) // ce, "STAGES": 3 if deep else 4, "GROUP_M": 8,
+                "PACK_A": 8192 * bulk, "PACK_B": 4096 // ce * bulk, "SPLIT": 2, "FIT": 1,
+            },
+        )  # fmt: skip
+
+    @staticmethod
+    def _has_bulk_copies(traits: DeviceTraits) -> bool:
+        return traits.compute_capability is not None and traits.compute_capability >= NEWEST_SHAPES
+
+    def broken_rules(
+        self, traits: DeviceTraits, precision: Precision, config: Config
+    ) -> Iterator[str]:
+        """Yield what the kernel or the device cannot do, then what cannot be fast."""
+        ce = 2 if precision.is_complex else 1
+        mc, nc, kc, wm, wn = (config[name] for name in ("MC", "NC", "KC", "WM", "WN"))
+        if mc % wm or nc % wn:
+            yield "whole warps cover the macro-tile"
+        if wm * ce % 16 or wn % 16 or kc * ce % 16:
+            yield "a warp's tile and a slice's depth are whole units of 16"
+            return
+        items = self.items(config)
+        if not 64 <= items <= min(256, traits.max_work_group_size):
+            yield "a work-group has 2 to 8 warps"
+        if any(width * kc * ce // 2 % items for width in (mc, nc)):
+            yield "every work-item copies the same number of chunks"
+        if wm * ce * wn > 32 * MAX_ACCUMULATORS:
+            yield "the accumulators fit the registers"
+        yield from self._broken_stages(traits, precision, config)
+        packs = config["PACK_A"] or config["PACK_B"]
+        if packs and not self._has_bulk_copies(traits):
+            yield "bulk copies need compute capability 9.0"
+        if packs and mc * ce * nc < 128 * 64:
+            yield "panels of small tiles are read too often to be worth writing"
+
+    @staticmethod
+    def _broken_stages(traits: DeviceTraits, precision: Precision, config: Config) -> Iterator[str]:
+        """Yield what is wrong with the slices in local memory."""
+        kc = config["KC"]
+        if config["STAGES"] < 2:
+            yield "a stage is filled while another one is read"
+        if (config["STAGES"] > 3) != (kc * (2 if precision.is_complex else 1) < 32):
+            yield "three stages of deep slices or four of shallow ones are under way"
+        local = config["STAGES"] * ((config["MC"] + config["NC"]) * kc * precision.itemsize + 16)
+        if local > LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
+            yield "all stages fit the local memory"
+
+    @staticmethod
+    def items(config: Config) -> int:
+        """Count the work-items of a work-group."""
+        return 32 * (config["MC"] // config["WM"]) * (config["NC"] // config["WN"])
+
+    def accepts(self, problem: Gemm) -> bool:
+        """Tell whether the number of macro-tiles fits an int, of the whole stack."""
+        tiles = -(-problem.m // 32) * -(-problem.n // 32) * problem.batch
+        return super().accepts(problem) and tiles < INT32_MAX // 2
+
+    def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
+        """Pack if that pays, multiply, and add up the parts if K is cut; so for each thin edge."""
+        steps: list[Step] = []
+        reals = 0
+        for piece in nv_dmma_cut.pieces(problem, config):
+            fitted = nv_dmma_cut.fitted(traits, piece, config)
+            cut = nv_dmma_cut.cut(traits, piece, fitted)
+            reals = max(reals, cut.reals)
+            if cut.pack_a or cut.pack_b:
+                steps.append(self._pack(piece, fitted, cut))
+            steps.append(self._gemm(traits, piece, fitted, cut))
+            if cut.parts > 1:
+                steps.append(self._reduce(piece, cut))
+        return Plan(tuple(steps), reals * 8)
+
+    def _spec(
+        self, name: str, files: tuple[str, ...], problem: Gemm, signature: str, **defines: int
+    ) -> KernelSpec:
+        defines |= precision_defines(precision_of(problem))
+        return KernelSpec(files, name, tuple(sorted(defines.items())), GEMM_SIGNATURE + signature)
+
+    @staticmethod
+    def _layout(g: Gemm, config: Config, cut: Cut) -> dict[str, int]:
+        """Give the defines of nv_dmma_tiles.cl."""
+        wide_a, wide_b = nv_dmma_cut.wide(g)
+        return {
+            "MC": config["MC"],
+            "NC": config["NC"],
+            "KC": config["KC"],
+            "TRANS_A": int(g.trans_a),
+            "TRANS_B": int(g.trans_b),
+            "WIDE_A": int(wide_a),
+            "WIDE_B": int(wide_b),
+            "PACK_A": int(cut.pack_a),
+            "PACK_B": int(cut.pack_b),
+        }
+
+    def _pack(self, g: Gemm, config: Config, cut: Cut) -> Step:
+        slices_a = cut.pack_a * cut.entries_a * cut.tiles_m * cut.slices
+        slices_b = cut.pack_b * cut.entries_b * cut.tiles_n * cut.slices
+        layout = self._layout(g, config, cut)
+        spec = self._spec("nv_dmma_pack", PACK_FILES, g, "plll", **layout)
+        args = (*gemm_args(g), "scratch", 0, cut.packed_b, slices_a)
+        return Step(spec, ((slices_a + slices_b) * PACK_ITEMS,), (PACK_ITEMS,), args)
+
+    def _gemm(self, traits: DeviceTraits, g: Gemm, config: Config, cut: Cut) -> Step:
+        newest = self._has_bulk_copies(traits)
+        is_complex = precision_of(g).is_complex
+        defines = {name: value for name, value in config.params if name not in PLANNED}
+        defines |= self._layout(g, config, cut)
+        defines |= {
+            "CONJ_A": int(is_complex and g.conj_a and not cut.pack_a),
+            "CONJ_B": int(is_complex and g.conj_b and not cut.pack_b),
+            "PARTS": int(cut.parts > 1),
+            "MMA_ROWS": 16 if newest else 8,
+            "TRY_WAIT": int(newest),
+        }
+        spec = self._spec("nv_dmma", GEMM_FILES, g, "plliili", **defines)
+        args = (
+            *gemm_args(g), "scratch" if cut.reals else "c", 0, cut.packed_b,
+            cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
+            cut.partials, cut.span,
+        )  # fmt: skip
+        items = self.items(config)
+        groups = cut.tiles_m * cut.tiles_n * g.batch
+        return Step(spec, (groups * items, cut.parts), (items, 1), args)
+
+    def _reduce(self, g: Gemm, cut: Cut) -> Step:
+        spec = self._spec("nv_dmma_reduce", REDUCE_FILES, g, "pli")
+        args = (*gemm_args(g), "scratch", cut.partials, cut.parts)
+        size = round_up(g.m * g.n * g.batch, PACK_ITEMS)
+        return Step(spec, (size,), (PACK_ITEMS,), args)

@@ -1,0 +1,475 @@
+"""The `nv_dmma` family: plans and panels without a GPU; products, races and edges with one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+from helpers import GPU
+
+from clgemm import transfer
+from clgemm.execute import Ready, slots
+from clgemm.kernels import nv_dmma_cut
+from clgemm.kernels.family import Config, Plan
+from clgemm.kernels.nv_dmma import LOCAL_BYTES, NvDmma
+from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.runtime.opencl import cl
+from clgemm.tuning.trial import random_matrix
+
+FAMILY = NvDmma()
+H200 = replace(
+    GPU, compute_units=132, fp64=True, compute_capability=(9, 0), max_allocation=32 << 30
+)
+A100 = replace(H200, compute_units=108, compute_capability=(8, 0))
+
+
+def config(precision, **changes):
+    """Give one tile for all sizes, nothing packed, with some parameters changed."""
+    ce = 2 if precision.is_complex else 1
+    tile = {"MC": 128 // ce, "NC": 64, "KC": 16 // ce, "WM": 32 // ce, "STAGES": 4}
+    tile |= {"PACK_A": 0, "PACK_B": 0, "FIT": 0}
+    return Config.of(FAMILY.name, dict(FAMILY.default(H200, precision).params) | tile | changes)
+
+
+def replace_packs(c):
+    return Config.of(FAMILY.name, dict(c.params) | {"PACK_A": 0, "PACK_B": 0})
+
+
+def cut(g, c):
+    return nv_dmma_cut.cut(H200, g, c)
+
+
+def gemm(code, m, n, k, batch=1, trans_a=False, trans_b=False, **more):
+    lda, ldb = (k if trans_a else m), (n if trans_b else k)
+    strides = (m * k, k * n, m * n) if batch > 1 else (0, 0, 0)
+    problem = Gemm(
+        code, m, n, k, batch, trans_a, False, lda, strides[0], trans_b, False, ldb, strides[1],
+        m, strides[2], False, True,
+    )  # fmt: skip
+    return problem._replace(**more)
+
+
+# ---- without a GPU -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "supported"),
+    [((7, 0), 0), ((8, 0), 1), ((8, 6), 0), ((8, 9), 0), ((9, 0), 1), ((10, 0), 1), ((12, 0), 0),
+     (None, 0)],
+)  # fmt: skip
+def test_chips_without_fast_fp64_are_left_alone(capability, supported):
+    traits = replace(H200, compute_capability=capability)
+    assert FAMILY.supports(traits, PRECISIONS["d"]) == bool(supported)
+    assert FAMILY.supports(traits, PRECISIONS["z"]) == bool(supported)
+    assert not FAMILY.supports(traits, PRECISIONS["s"])
+
+
+@pytest.mark.parametrize("traits", [H200, A100], ids=["9.0", "8.0"])
+@pytest.mark.parametrize("code", "dz")
+def test_candidates_can_run(code, traits):
+    precision = PRECISIONS[code]
+    candidates = list(FAMILY.candidates(traits, precision))
+    assert len(candidates) > 10
+    for candidate in candidates:
+        tile = (candidate["MC"] + candidate["NC"]) * candidate["KC"] * precision.itemsize
+        assert tile * candidate["STAGES"] < LOCAL_BYTES[traits.compute_capability]
+    assert any(candidate["PACK_A"] for candidate in candidates) == (traits is H200)
+    assert not list(FAMILY.broken_rules(traits, precision, FAMILY.default(traits, precision)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"WM": 24}, "whole"),
+        ({"STAGES": 1}, "filled"),
+        ({"STAGES": 12}, "local memory"),
+        ({"MC": 256, "NC": 256, "WM": 128, "WN": 64}, "accumulators"),
+        ({"MC": 512}, "warps"),
+        ({"MC": 32, "PACK_A": 1}, "panels"),
+    ],
+)
+def test_broken_rules_are_named(changes, rule):
+    precision = PRECISIONS["d"]
+    broken = list(FAMILY.broken_rules(H200, precision, config(precision, **changes)))
+    assert any(rule in sentence for sentence in broken), broken
+
+
+def test_bulk_copies_need_9_0():
+    precision = PRECISIONS["d"]
+    broken = list(FAMILY.broken_rules(A100, precision, config(precision, PACK_A=1)))
+    assert broken == ["bulk copies need compute capability 9.0"]
+
+
+def test_an_operand_is_packed_where_it_is_read_often():
+    c = config(PRECISIONS["d"], PACK_A=1024, PACK_B=1024, SPLIT=0)
+    assert cut(gemm("d", 2048, 2048, 512), c)[3:5] == (True, True)
+    assert cut(gemm("d", 2048, 512, 512), c)[3:5] == (False, True)
+    assert cut(gemm("d", 512, 2048, 512), c)[3:5] == (True, False)
+    assert len(FAMILY.plan(H200, gemm("d", 2048, 2048, 512), c).steps) == 2
+    assert len(FAMILY.plan(H200, gemm("d", 512, 512, 512), c).steps) == 1
+
+
+def test_awkward_operands_are_packed_earlier():
+    default = FAMILY.default(H200, PRECISIONS["d"])
+
+    def packed(*size, **more):
+        return nv_dmma_cut.packed(gemm("d", *size, **more), default)
+
+    assert packed(2048, 2048, 2048) == (False, False)
+    assert packed(2048, 2048, 2048, trans_a=True) == (True, False)
+    assert packed(2048, 2048, 2048, aligned=False) == (True, True)
+    assert packed(4096, 4096, 4096) == (False, True)
+    assert packed(8192, 8192, 8192) == (True, True)
+    assert packed(8192, 8192, 64) == (False, False), "writing C is what takes the time"
+    assert packed(64, 8192, 8192) == (False, False), "too few rows to gain anything from panels"
+
+
+def test_panels_that_do_not_fit_are_not_written():
+    c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1)
+    small = replace(H200, max_allocation=1 << 20)
+    assert FAMILY.plan(small, gemm("d", 2048, 2048, 2048), c).scratch_bytes == 0
+
+
+def test_few_tiles_split_k():
+    c = config(PRECISIONS["d"])
+    g = gemm("d", 256, 256, 65536)
+    parts, span, slices = cut(g, c).parts, cut(g, c).span, cut(g, c).slices
+    assert parts > 1
+    assert (parts - 1) * span < slices <= parts * span
+    plan = FAMILY.plan(H200, g, c)
+    assert [step.kernel.name for step in plan.steps] == ["nv_dmma", "nv_dmma_reduce"]
+    assert plan.steps[0].global_size[1] == parts
+    assert plan.scratch_bytes == parts * 256 * 256 * 8
+    assert cut(gemm("d", 4096, 4096, 65536), c).parts == 1
+    assert cut(gemm("d", 256, 256, 64), c).parts == 1
+
+
+def test_a_shared_operand_is_packed_once():
+    c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1)
+    g = gemm("d", 128, 64, 16, batch=3, stride_b=0)
+    found = cut(g, c)
+    assert (found.entries_a, found.entries_b) == (3, 1)
+    assert found.packed_b == 3 * 128 * 16
+    assert found.reals == found.packed_b + 64 * 16
+
+
+def test_wide_copies_need_alignment():
+    c = config(PRECISIONS["d"])
+
+    def wide(g):
+        defines = dict(FAMILY.plan(H200, g, c).steps[0].kernel.defines)
+        return defines["WIDE_A"], defines["WIDE_B"]
+
+    assert wide(gemm("d", 64, 64, 64)) == (1, 1)
+    assert wide(gemm("d", 64, 64, 64, aligned=False)) == (0, 0)
+    assert wide(gemm("d", 63, 64, 64)) == (0, 1)
+    assert wide(gemm("d", 64, 64, 64, offset_b=1)) == (1, 0)
+    assert wide(gemm("d", 64, 64, 64, batch=2, stride_a=4095)) == (0, 1)
+    assert wide(gemm("z", 63, 63, 63, aligned=False, offset_a=1)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "tile"),
+    [
+        ((4096, 4096, 4096), (128, 128)),
+        ((1024, 1024, 1024), (128, 64)),
+        ((512, 512, 512), (64, 32)),
+        ((64, 8192, 8192), (64, 128)),
+        ((8192, 64, 8192), (128, 64)),
+        ((256, 256, 65536), (128, 128)),
+        ((1, 1, 1), (32, 32)),
+    ],
+)
+def test_macro_tiles_fit_the_problem(size, tile):
+    fitted = nv_dmma_cut.fitted(
+        H200, gemm("d", *size), FAMILY.default(H200, PRECISIONS["d"])
+    )  # fmt: skip
+    assert (fitted["MC"], fitted["NC"]) == tile
+
+
+@pytest.mark.parametrize("traits", [H200, A100], ids=["9.0", "8.0"])
+@pytest.mark.parametrize("code", "dz")
+def test_fitted_tiles_can_run(code, traits):
+    precision = PRECISIONS[code]
+    plain = replace_packs(FAMILY.default(traits, precision))
+    for size in (1, 40, 100, 300, 512, 1024, 2000):
+        fitted = nv_dmma_cut.fitted(traits, gemm(code, size, size, size), plain)
+        assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
+
+
+def test_thin_edges_are_cut_off():
+    default = FAMILY.default(H200, PRECISIONS["d"])
+    g = gemm("d", 2049, 2050, 300, lda=2050, aligned=False, offset_c=7)
+    main, below, right = nv_dmma_cut.pieces(g, default)
+    assert (main.m, main.n, main.offset_c) == (2048, 2048, 7)
+    assert (below.m, below.n, below.offset_a, below.offset_c) == (1, 2050, 2048, 7 + 2048)
+    assert (right.m, right.n, right.offset_b) == (2048, 2, 2048 * 300)
+    assert right.offset_c == 7 + 2048 * 2049
+    turned = g._replace(trans_a=True, trans_b=True, lda=300, ldb=2050)
+    _, below, right = nv_dmma_cut.pieces(turned, default)
+    assert (below.offset_a, right.offset_b) == (2048 * 300, 2048)
+    assert len(list(nv_dmma_cut.pieces(gemm("d", 2048, 2100, 300), default))) == 1
+    assert len(list(nv_dmma_cut.pieces(gemm("d", 129, 129, 300), default))) == 1
+
+
+def panels(x, width, depth, kind, *, turned):
+    """Lay the rows of x (width first) out in panels, as nv_dmma_tiles.cl draws them."""
+    total_w, total_p = -(-x.shape[0] // width) * width, -(-x.shape[1] // depth) * depth
+    room = np.zeros((total_w, total_p), x.dtype)
+    room[: x.shape[0], : x.shape[1]] = x
+    panel, part = total_w // width, total_p // depth
+    # To axes: panel, slice, depth of a unit, unit, half, g, q, and what a chunk holds.
+    if x.dtype == complex and kind == "ALONG_W":
+        parts = room.view(float).reshape(*room.shape, 2)  # w = 16u + 2g + e, p = 4t + q
+        room = parts.reshape(panel, width // 16, 8, 2, part, depth // 4, 4, 2)
+        room = room.transpose(0, 4, 5, 1, 7, 2, 6, 3)
+    elif kind == "ALONG_W":  # w = 16u + 2g + e, p = 8t + 2q + half
+        room = room.reshape(panel, width // 16, 8, 2, part, depth // 8, 4, 2)
+        room = room.transpose(0, 4, 5, 1, 7, 2, 6, 3)
+    else:  # WHOLE: w = 8u + g, p = 4t + q
+        room = room.reshape(panel, width // 8, 8, 1, 1, part, depth // 4, 4)
+        room = room.transpose(0, 5, 6, 1, 4, 2, 7, 3)
+    slots = np.empty_like(room).reshape(*room.shape[:5], 32, room.shape[7])
+    for t in range(room.shape[2]):
+        for g in range(8):
+            for q in range(4):
+                slot = 4 * (g ^ t % 2) + q if turned else 8 * q + (g ^ 2 * q)
+                slots[:, :, t, :, :, slot] = room[:, :, t, :, :, g, q]
+    return slots.ravel().view(x.dtype)
+
+
+@pytest.mark.parametrize("trans", [False, True], ids=["NN", "TT"])
+@pytest.mark.parametrize("size", [(70, 100, 37), (128, 64, 48)], ids=["odd", "even"])
+@pytest.mark.parametrize("code", "dz")
+def test_panels_lie_as_drawn(session, code, size, trans, rng):
+    """The pack kernel is plain OpenCL C: any device runs it."""
+    precision = PRECISIONS[code]
+    if not session.traits.fp64:
+        pytest.skip(f"{session.traits.describe()} has no double precision")
+    m, n, k = size
+    c = config(precision, PACK_A=1, PACK_B=1)
+    a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
+    if trans:
+        a, b = np.asfortranarray(a.T).T, np.asfortranarray(b.T).T
+    out = np.empty((m, n), precision.dtype, order="F")
+    problem = describe(Operand(a, conj=trans), Operand(b), out, reads_c=False)
+    problem = problem._replace(aligned=not (m | n | k) % 2)
+    plan = FAMILY.plan(replace(H200, max_allocation=1 << 30), problem, c)
+    pack = plan.steps[0]
+    assert pack.kernel.name == "nv_dmma_pack"
+    assert problem.trans_a == problem.trans_b == trans
+    places = [transfer.place(session, x) for x in (a, b, out)]
+    with session.lock:
+        session.poison_scratch(plan.scratch_bytes)
+        Ready(session, Plan((pack,), plan.scratch_bytes)).run(slots(problem, 1, 0, *places))
+        packed = np.empty(plan.scratch_bytes // precision.itemsize, precision.dtype)
+        cl.enqueue_copy(session.queue, packed, session.scratch(plan.scratch_bytes))
+    left = a.conj() if trans and precision.is_complex else a
+    kind_a = "WHOLE" if precision.is_complex else "ALONG_W"
+    want = np.concatenate([
+        panels(left, c["MC"], c["KC"], kind_a, turned=trans),
+        panels(b.T, c["NC"], c["KC"], "ALONG_W", turned=not trans),
+    ])  # fmt: skip
+    np.testing.assert_array_equal(packed, want)
+
+
+@pytest.mark.parametrize("code", "dz")
+def test_parts_are_added_up(session, code, rng):
+    """The kernel that adds up partial products is plain OpenCL C, too."""
+    precision = PRECISIONS[code]
+    if not session.traits.fp64:
+        pytest.skip(f"{session.traits.describe()} has no double precision")
+    g = gemm(code, 37, 29, 8192)
+    plan = FAMILY.plan(H200, g, config(precision))
+    reduce = plan.steps[-1]
+    parts = plan.scratch_bytes // (precision.itemsize * g.m * g.n)
+    assert parts > 1
+    partials = random_matrix(rng, precision, parts * g.m, g.n)
+    room = np.zeros(plan.scratch_bytes // precision.itemsize, precision.dtype)
+    room[: partials.size] = partials.T.reshape(-1)
+    before = random_matrix(rng, precision, g.m, g.n)
+    c = before.copy(order="F")
+    places = [transfer.place(session, x) for x in (c, c, c)]
+    with session.lock:
+        cl.enqueue_copy(session.queue, session.scratch(plan.scratch_bytes), room)
+        Ready(session, Plan((reduce,), plan.scratch_bytes)).run(slots(g, 1.5, 0.5, *places))
+    transfer.fetch(session, places[2], c)
+    terms = room[: parts * g.m * g.n].reshape(parts, g.n, g.m).swapaxes(1, 2)
+    size = 1.5 * np.abs(terms).sum(0) + 0.5 * np.abs(before)
+    want = 1.5 * reference.wide(terms).sum(0) + 0.5 * reference.wide(before)
+    reference.assert_within_bound(c, want, size, parts, precision.eps)
+
+
+# ---- with a GPU ----------------------------------------------------------------------------------
+
+FORMS = {
+    "direct": {},
+    "packed": {"PACK_A": 1, "PACK_B": 1},
+    "A packed": {"PACK_A": 1},
+    "B packed": {"PACK_B": 1},
+    "split": {"SPLIT": 4},
+    "deep": {"KC": 32, "STAGES": 3},
+    "deep, A packed": {"KC": 32, "STAGES": 3, "PACK_A": 1},
+    "deep, packed": {"KC": 32, "STAGES": 3, "PACK_A": 1, "PACK_B": 1},
+}
+
+
+@pytest.fixture
+def gpu(session):
+    """Give a session on a device that the family supports."""
+    if not FAMILY.supports(session.traits, PRECISIONS["d"]):
+        pytest.skip(f"{session.traits.describe()} has no fp64 tensor cores that OpenCL can reach")
+    return session
+
+
+def form_config(precision, form):
+    changes = {"SPLIT": 0, "NC": 64 if form in {"direct", "split"} else 128} | FORMS[form]
+    if precision.is_complex and "KC" in changes:
+        changes["KC"] //= 2
+    return config(precision, **changes)
+
+
+def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
+    """Run a problem on flat arrays a, b, c and give what c becomes, once for each repetition."""
+    plan = FAMILY.plan(gpu.traits, problem, c)
+    ready = Ready(gpu, plan)
+    places = {x: transfer.place(gpu, memory[x].reshape(-1, 1)) for x in "abc"}
+    for _ in range(repeats):
+        if plan.scratch_bytes:
+            gpu.poison_scratch(plan.scratch_bytes)
+        ready.run(slots(problem, alpha, beta, *places.values()))
+        out = memory["c"].reshape(-1, 1).copy()
+        transfer.fetch(gpu, places["c"], out)
+        yield out.ravel()
+
+
+def flat(rng, precision, size):
+    return random_matrix(rng, precision, size, 1).ravel()
+
+
+def matrices(memory, start, stride, batch, rows, columns, ld):
+    """View entries of a stack of column-major matrices in flat memory."""
+    step = memory.itemsize
+    return np.lib.stride_tricks.as_strided(
+        memory[start:], (batch, rows, columns), (stride * step, step, ld * step)
+    )
+
+
+@pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
+@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("code", "dz")
+def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
+    """Every form with leading dimensions, offsets and strides of its own; B shared by the stack."""
+    precision = PRECISIONS[code]
+    batch, m, n, k = 3, 150, 139, 1037
+    trans_a, trans_b = ops[0] == "T", ops[1] == "T"
+    gap = 4 if even else 3
+    tall_a, wide_a = (k, m) if trans_a else (m, k)
+    tall_b, wide_b = (n, k) if trans_b else (k, n)
+    lda, ldb, ldc = (tall + tall % 2 + gap for tall in (tall_a, tall_b, m))
+    stride_a, stride_c = lda * wide_a + gap - 1, ldc * n + gap - 1
+    if even:
+        stride_a, stride_c = stride_a + 1, stride_c + 1
+    problem = Gemm(
+        code, m, n, k, batch, trans_a, trans_a and code == "z", lda, stride_a,
+        trans_b, trans_b and code == "z", ldb, 0, ldc, stride_c, True, even, gap, gap, gap,
+    )  # fmt: skip
+    sizes = {"a": gap + batch * stride_a, "b": gap + ldb * wide_b, "c": gap + batch * stride_c}
+    memory = {x: flat(rng, precision, size) for x, size in sizes.items()}
+    a = matrices(memory["a"], gap, stride_a, batch, tall_a, wide_a, lda)
+    b = matrices(memory["b"], gap, 0, batch, tall_b, wide_b, ldb)
+    c = matrices(memory["c"], gap, stride_c, batch, m, n, ldc)
+    a = a.swapaxes(1, 2).conj() if trans_a else a
+    b = b.swapaxes(1, 2).conj() if trans_b else b
+    got = next(on_device(gpu, problem, form_config(precision, form), memory, -0.75, 0.5))
+    after = matrices(got, gap, stride_c, batch, m, n, ldc)
+    for entry in range(batch):
+        want, size = reference.gemm(-0.75, a[entry], b[entry], 0.5, c[entry])
+        reference.assert_within_bound(after[entry], want, size, k, precision.eps)
+    after[...] = c
+    np.testing.assert_array_equal(got, memory["c"], "what lies between the matrices was written")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("code", "dz")
+def test_thousands_of_runs_give_the_same_bits(gpu, code, form, rng):
+    precision = PRECISIONS[code]
+    m, n, k = 517, 389, 1031
+    sizes = {"a": m * k, "b": k * n, "c": m * n}
+    memory = {x: flat(rng, precision, size) for x, size in sizes.items()}
+    problem = gemm(code, m, n, k)
+    want, size = reference.gemm(
+        1.0,
+        memory["a"].reshape(k, m)[:, :40].T,
+        memory["b"].reshape(n, k).T,
+        0.0,
+        np.empty(0),
+    )
+    c = form_config(precision, form)
+    first = None
+    for got in on_device(gpu, problem, c, memory, 1.0, 0.0, repeats=2000):
+        if first is None:
+            first = got
+            sample = got.reshape(n, m)[:, :40].T
+            reference.assert_within_bound(sample, want, size, k, precision.eps)
+        assert got.tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("code", "dz")
+def test_nan_and_infinity_stay_in_their_rows_and_columns(gpu, code, form, rng):
+    precision = PRECISIONS[code]
+    m, n, k = 133, 70, 1029
+    a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
+    a[7, 1028], b[3, 69], a[132, 5] = np.nan, np.inf, np.inf
+    b[5, 4] = 0.0
+    memory = {"a": a.T.ravel(), "b": b.T.ravel(), "c": np.full(m * n, np.nan, precision.dtype)}
+    got = next(on_device(gpu, gemm(code, m, n, k), form_config(precision, form), memory, 1.0, 0.0))
+    with np.errstate(all="ignore"):
+        terms = a.real[:, :, None] * b.real[None] if code == "d" else None
+        want = terms.sum(1) if code == "d" else np.einsum("ip,pj->ij", a, b)
+    finite = np.isfinite(want)
+    got = got.reshape(n, m).T
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    if code == "d":
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+        np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", "dz")
+def test_every_tile_is_right(gpu, code, rng):
+    precision = PRECISIONS[code]
+    m, n, k = 261, 133, 407
+    memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
+    a, b, c = memory["a"].reshape(k, m).T, memory["b"].reshape(n, k).T, memory["c"].reshape(n, m).T
+    want, size = reference.gemm(1.5, a, b, 1.0, c)
+    tiles = {
+        replace_packs(Config.of(FAMILY.name, dict(x.params) | {"FIT": 0, "SPLIT": 0}))
+        for x in FAMILY.candidates(gpu.traits, precision)
+    }
+    assert len(tiles) > 10
+    for tile in sorted(tiles, key=str):
+        got = next(on_device(gpu, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
+        reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
+
+
+@pytest.mark.parametrize("ops", ["NN", "TT"])
+@pytest.mark.parametrize("code", "dz")
+def test_thin_edges_are_right(gpu, code, ops, rng):
+    precision = PRECISIONS[code]
+    ce = 2 if precision.is_complex else 1
+    c = config(precision, MC=32 // ce, NC=32, WM=16 // ce, WN=16, FIT=1)
+    m, n, k = 257, 259, 1031
+    memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
+    trans = ops == "TT"
+    problem = gemm(code, m, n, k, trans_a=trans, trans_b=trans)
+    assert len(list(nv_dmma_cut.pieces(problem, c))) == 3
+    a = memory["a"].reshape(m, k) if trans else memory["a"].reshape(k, m).T
+    b = memory["b"].reshape(k, n) if trans else memory["b"].reshape(n, k).T
+    want, size = reference.gemm(1.5, a, b, 0.5, memory["c"].reshape(n, m).T)
+    got = next(on_device(gpu, problem, c, memory, 1.5, 0.5))
+    reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
