@@ -18,6 +18,7 @@ from clgemm.errors import ClgemmWarning
 DEFAULT_TUNE_SECONDS = 5.0
 TUNE_MODES = ("auto", "off")
 ROUTES = ("auto", "device", "host")
+FP32_WAYS = ("auto", "fma")
 
 
 @lru_cache(maxsize=64)
@@ -67,6 +68,11 @@ def tuning_enabled() -> bool:
 def route() -> str:
     """``CLGEMM_ROUTE``: "device" or "host" sends every call there; "auto" chooses."""
     return _choice("CLGEMM_ROUTE", ROUTES)
+
+
+def splits_fp32() -> bool:
+    """``CLGEMM_FP32``: "fma" computes fp32 with fp32 instructions only, never from halves."""
+    return _choice("CLGEMM_FP32", FP32_WAYS) != "fma"
 
 
 def cache_dir() -> Path:

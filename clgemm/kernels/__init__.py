@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from clgemm.kernels.cpu_packed import CpuPacked
 from clgemm.kernels.direct import Direct
 from clgemm.kernels.gpu_tiled import GpuTiled
+from clgemm.kernels.nv_dmma import NvDmma
+from clgemm.kernels.nv_split import NvSplit
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
-FAMILIES: tuple[KernelFamily, ...] = (CpuPacked(), GpuTiled(), Direct())
+FAMILIES: tuple[KernelFamily, ...] = (CpuPacked(), NvDmma(), NvSplit(), GpuTiled(), Direct())
 """The only list of families, most special first."""
 
 BY_NAME: dict[str, KernelFamily] = {family.name: family for family in FAMILIES}

@@ -52,6 +52,8 @@ class KernelSpec(NamedTuple):
     defines: tuple[tuple[str, int], ...]
     signature: str
     """A letter an argument: i int, l long, s struct, e element (alpha, beta), p pointer."""
+    target: str = ""
+    """PTX target that the driver assembles it for, if not the one it would choose: see ptx.py."""
 
 
 Arg = int | str | bytes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.errors import BuildError
-from clgemm.kernels import source
+from clgemm.kernels import ptx, source
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
@@ -62,7 +62,7 @@ class Programs:
         start = time.perf_counter()
         try:
             kernel = opencl.make_kernel(self._program(spec), spec.name, argument_types(spec))
-        except (cl.Error, RuntimeError) as error:
+        except (cl.Error, RuntimeError, ptx.PtxError) as error:
             lines = str(error).strip().splitlines()
             raise BuildError(
                 f"the compiler of {self._traits.describe()}, driver {self._traits.driver_version}, "
@@ -74,15 +74,19 @@ class Programs:
 
     def _program(self, spec: KernelSpec) -> cl.Program:
         text = source.text(spec)
-        binary = self._binaries.load(text) if self._binaries else None
+        key = f"// target {spec.target}\n{text}" if spec.target else text
+        binary = self._binaries.load(key) if self._binaries else None
         if binary is not None:
             try:
                 return opencl.from_binary(self._context, binary)
             except (cl.Error, RuntimeError) as error:
                 log.info("a stored program was refused and is built again: %s", error)
         program = opencl.build(self._context, text)
+        if spec.target:
+            assembly = ptx.retarget(opencl.to_binary(program), spec.target)
+            program = opencl.from_binary(self._context, assembly)
         if self._binaries:
-            self._binaries.save(text, opencl.to_binary(program))
+            self._binaries.save(key, opencl.to_binary(program))
         return program
 
 

@@ -1,0 +1,194 @@
+"""The `nv_split` family: fp32 and complex64 at fp32 accuracy on Hopper's tensor cores.
+
+A float x, scaled by a power of two that its row shares, is split into halves, and products of
+halves, which the tensor cores add up in fp32, make up the product.  Three launches:
+
+- survey: the exponent of each row's largest element, and what each 32 rows span (their records);
+- pack: the parts, in the layout that the tensor cores read, zero where a tile hangs over;
+- gemm: each tile in the cheapest way that its rows allow, decided on the device from the records.
+
+C is column-major, so the kernels compute C^T = X Y^T with X = op(B)^T and Y = op(A): nv_split.cl.
+
+Why the error stays below that of an FMA product, k u (|A||B|) componentwise, u = 2^-24
+----------------------------------------------------------------------------------------
+*fp16x3.*  A row is scaled so that its largest element lies in [2^14, 2^15).  With
+h0 = fp16(x), h1 = fp16((x - h0) 2^11), the difference x - h0 is exact and has at most 13 bits, so
+x - h0 - h1 2^-11 is at most d = max(2^-23 |x|, 2^-36), the second from h1's subnormal spacing.
+So d <= tau |x| wherever |x| >= 2^-36 / tau, that is for every element of a row whose exponents
+span at most 14 + 36 + log2(tau): `spread_fp16`.  The survey measures that span without rounding,
+before anything is split; zeros are split exactly and do not count.  A product x y loses d y, x d
+and h1 h1' 2^-22 <= 2^-22 |x y|: together (2 tau + 2^-22) |x y| and smaller terms.  With
+tau = max(2^-22, sqrt(k) 2^-24) rounded down to a power of two this is at most
+(2 sqrt(k) + 12) u |x y|.  The tensor cores add exact products in blocks of 16 with truncated
+alignment and slices (64 deep) are added in fp32; of that no bound is published.  It was estimated
+as (k/32 + 10) u (|A||B|), and never seen above 25 u for k = 4096 (positive data, the worst).  With
+the estimate the whole is below k u (|A||B|) from k = 64 on; smaller k the family refuses.
+*bf16x6.*  A float has 24 bits, three bf16 have 8 each, signs included: nothing is lost as long as
+the last part is no subnormal bf16, i.e. the span of a row is at most 159 with the largest element
+at 2^50.  Dropped products (parts 1-2, 2-1, 2-2) are at most 2^-23 |x y|.  Products of the parts
+kept are normal floats if |x y| >= 2^-102 for all x and y of the tile: spans sum to at most 202.
+*fma.*  All other tiles: the operands, multiplied and added by fp32 FMA.  These are tiles of which a
+row holds infinities or NaN, so that they come out as from any FMA product; tiles in which a sum of
+products could exceed the largest float (`top_limit`), so that overflow does too; and spans wider
+than the above, as in data scaled elementwise by 2^+-60.
+Results are unscaled by one rounding (ldexp), which is where underflow acts.
+
+A tile is a few hundred rows square, so what needs a slower way costs the tiles it touches.
+Complex elements are pairs of reals; |re re'| + |im im'| <= |z z'|, so the bound holds for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from clgemm import settings
+from clgemm.kernels.family import (
+    GEMM_SIGNATURE,
+    INT32_MAX,
+    Config,
+    KernelFamily,
+    KernelSpec,
+    Plan,
+    Step,
+    gemm_args,
+    precision_defines,
+    precision_of,
+)
+from clgemm.kernels.nv_split_layout import TIMES, Grid, Tile, best_tile, lay_out, reals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clgemm.problem import Gemm, Precision
+    from clgemm.traits import DeviceTraits
+
+SIGNATURE = GEMM_SIGNATURE + "sp"  # Split and the scratch
+SURVEY_ITEMS, PACK_ITEMS, GEMM_ITEMS = 1024, 256, 384
+LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
+FMA_DEPTH = 8
+LEAST_DEPTH = 64
+LEAST_SIDE = 140  # m n / (m + n): below, packing costs more than the products save
+SCRATCH_SHARE = 4  # of the device's memory one part
+
+SURVEY_FILES = ("nv_split.cl",)
+PACK_FILES = ("nv_split.cl", "nv_split_pack.cl")
+GEMM_FILES = (
+    "nv_async.cl", "nv_wgmma.cl", "nv_split.cl", "nv_split_walk.cl", "nv_split_fma.cl",
+    "nv_split_store.cl", "nv_split_gemm.cl",
+)  # fmt: skip
+
+
+class NvSplit(KernelFamily):
+    """Products of halves on the tensor cores, by wgmma."""
+
+    name: ClassVar[str] = "nv_split"
+    files: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*PACK_FILES, *GEMM_FILES)))
+
+    def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
+        capability = traits.compute_capability or (0, 0)
+        return (
+            precision.real == "float" and (9, 0) <= capability < (10, 0) and settings.splits_fp32()
+        )
+
+    def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
+        """Give the largest tile allowed, and strips of X in a band of the raster.
+
+        A plan takes a smaller tile where that keeps more of the device busy.
+        """
+        del traits, precision
+        return {"MI": (2, 1), "BY": (128, 64), "GROUP": (8, 4, 16)}
+
+    def default(self, traits: DeviceTraits, precision: Precision) -> Config:
+        """Give the largest tile."""
+        del traits, precision
+        return Config.of(self.name, {"MI": 2, "BY": 128, "GROUP": 8})
+
+    def broken_rules(
+        self, traits: DeviceTraits, precision: Precision, config: Config
+    ) -> Iterator[str]:
+        """Yield what the kernels are not written for."""
+        del traits, precision
+        if Tile(config["MI"], config["BY"]) not in TIMES:
+            yield "MI and BY make one of the tiles 256 x 128, 128 x 128, 128 x 64"
+        if config["GROUP"] < 1:
+            yield "a band of the raster has at least one strip"
+
+    def accepts(self, problem: Gemm) -> bool:
+        """Tell whether splitting pays, keeps the bound, and fits ints."""
+        m, n = problem.m, problem.n
+        return (
+            super().accepts(problem)
+            and problem.k >= LEAST_DEPTH
+            and m * n >= LEAST_SIDE * (m + n)
+            and max(reals(problem)) <= INT32_MAX // 2
+            and problem.batch * m * n // 4096 <= INT32_MAX // 4
+        )
+
+    @staticmethod
+    def stages(tile: Tile) -> int:
+        """Give the slices that fit the local memory, beside the fma tiles and barriers."""
+        rows = tile.bx + tile.by
+        return (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * 256)
+
+    def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
+        """Survey, pack and multiply, as often as the limit of the scratch memory demands."""
+        workers = traits.compute_units
+        tile = best_tile(problem, Tile(config["MI"], config["BY"]), workers)
+        limit = traits.global_memory // SCRATCH_SHARE
+        steps: list[Step] = []
+        scratch = 0
+        for part in parts_of(problem, tile, workers, limit):
+            grid = lay_out(part, tile, workers)
+            steps += self._steps(part, tile, grid, config["GROUP"])
+            scratch = max(scratch, grid.scratch_bytes)
+        return Plan(tuple(steps), scratch)
+
+    def _steps(self, problem: Gemm, tile: Tile, grid: Grid, group: int) -> tuple[Step, ...]:
+        shape = precision_defines(precision_of(problem)) | {"MI": tile.mi, "BY": tile.by}
+        pipeline = shape | {"STAGES": self.stages(tile), "GROUP": group}
+        args = (*gemm_args(problem), grid.split.pack(), "scratch")
+        launches = (
+            ("nv_split_survey", SURVEY_FILES, shape, "", grid.survey_groups, SURVEY_ITEMS),
+            ("nv_split_pack", PACK_FILES, shape, "", grid.pack_groups, PACK_ITEMS),
+            ("nv_split_gemm", GEMM_FILES, pipeline, "sm_90a", grid.split.workers, GEMM_ITEMS),
+        )
+        return tuple(
+            Step(
+                KernelSpec(files, name, tuple(sorted(defines.items())), SIGNATURE, target),
+                (groups * items,),
+                (items,),
+                args,
+            )
+            for name, files, defines, target, groups, items in launches
+        )
+
+
+def parts_of(problem: Gemm, tile: Tile, workers: int, limit: int) -> Iterator[Gemm]:
+    """Cut a problem along its stack, then along n, until each part's scratch is within the limit.
+
+    A part that cannot be cut any further is given as it is; memory then decides.
+    """
+    if lay_out(problem, tile, workers).scratch_bytes <= limit:
+        yield problem
+    elif problem.batch > 1:
+        half = problem.batch // 2
+        yield from parts_of(problem._replace(batch=half), tile, workers, limit)
+        rest = problem._replace(
+            batch=problem.batch - half,
+            offset_a=problem.offset_a + half * problem.stride_a,
+            offset_b=problem.offset_b + half * problem.stride_b,
+            offset_c=problem.offset_c + half * problem.stride_c,
+        )
+        yield from parts_of(rest, tile, workers, limit)
+    elif problem.n > 16 * tile.bx:
+        half = -(-problem.n // 2 // tile.bx) * tile.bx
+        yield from parts_of(problem._replace(n=half), tile, workers, limit)
+        rest = problem._replace(
+            n=problem.n - half,
+            offset_b=problem.offset_b + half * (1 if problem.trans_b else problem.ldb),
+            offset_c=problem.offset_c + half * problem.ldc,
+        )
+        yield from parts_of(rest, tile, workers, limit)
+    else:
+        yield problem

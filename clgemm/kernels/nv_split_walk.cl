@@ -1,0 +1,126 @@
+// nv_split: which worker computes which slices of which tile, and how a tile is computed.
+//
+// The product has one work-group ("worker") a compute unit.  The first `whole` tiles are dealt out
+// one by one; the slices of all others, put in a row, are cut into as many equal pieces as there are
+// workers (stream-K), so that no worker idles while others finish a last round:
+//
+//      tile 0            tile 1            tile 2
+//      [ . . . . . . . ][ . . . . . . . ][ . . . . . . . ]      slices
+//      |- worker 0 -|- worker 1 -|- worker 2 -|- worker 3 |
+//
+// Who computes a tile's first slice owns the tile: it adds what the next workers leave as partial
+// tiles, in their order, so that results repeat bit by bit.  A worker's partial tile is always the
+// first thing it does, hence waiting for it cannot end in a circle.
+//
+// Tiles of a strip of X that is at most half full ("thin") skip the products of the empty half; they
+// come last and count half.
+
+#ifndef GROUP
+#define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
+#endif
+
+#define MODE_FP16 0
+#define MODE_BF16 1
+#define MODE_FMA 2
+#define MODE_END 3  // no segment: the worker is done
+
+typedef struct {
+    int copy_x, copy_y, entry;  // matrices of the stack: packed X and Y, C
+    int x, y;                   // strips
+    int first, last;            // slices
+    int mode;
+} Segment;
+
+typedef struct {
+    int tile;      // next whole one
+    long at, end;  // slices left to this worker beyond the whole tiles
+} Walk;
+
+INLINE int thick_tiles(const Gemm *g, const Split *s)
+{
+    return (int)g->batch * (s->strips_x - s->thin) * s->strips_y;
+}
+
+// The first slice of a worker's piece, counted over all tiles.
+INLINE long piece_start(const Gemm *g, const Split *s, int worker)
+{
+    const long thick = (long)thick_tiles(g, s) * s->slices;
+    const long thin = s->thin * g->batch * s->strips_y * s->slices;
+    const long whole = (long)s->whole * s->slices;
+    if (whole >= thick + thin)
+        return whole;
+    const long cost = (2 * (thick - whole) + thin) * worker / s->workers;
+    return cost < 2 * (thick - whole) ? whole + cost / 2 : thick + cost - 2 * (thick - whole);
+}
+
+INLINE Walk start_walk(const Gemm *g, const Split *s, int worker)
+{
+    Walk w;
+    w.tile = worker;
+    w.at = piece_start(g, s, worker);
+    w.end = piece_start(g, s, worker + 1);
+    return w;
+}
+
+INLINE void place_tile(const Gemm *g, const Split *s, int tile, Segment *segment)
+{
+    const int thick = thick_tiles(g, s), strips_x = s->strips_x - s->thin;
+    if (tile < thick) {
+        const int tiles = strips_x * s->strips_y, band = GROUP * s->strips_y, t = tile % tiles;
+        const int x0 = t / band * GROUP, width = min(strips_x - x0, GROUP);
+        segment->entry = tile / tiles;
+        segment->x = x0 + t % band % width;
+        segment->y = t % band / width;
+    } else {
+        segment->entry = (tile - thick) / s->strips_y;
+        segment->x = strips_x;
+        segment->y = (tile - thick) % s->strips_y;
+    }
+    segment->copy_x = s->copies_x > 1 ? segment->entry : 0;
+    segment->copy_y = s->copies_y > 1 ? segment->entry : 0;
+}
+
+// What the records of a tile's two strips allow.
+INLINE int tile_mode(const Split *s, __global const uchar *scratch, const Segment *t)
+{
+    __global const int2 *x = (__global const int2 *)(scratch + s->records_x) +
+                             (t->copy_x * s->strips_x + t->x) * (ROWS_X / RECORD_ROWS);
+    __global const int2 *y = (__global const int2 *)(scratch + s->records_y) +
+                             (t->copy_y * s->strips_y + t->y) * (ROWS_Y / RECORD_ROWS);
+    int2 of_x = x[0], of_y = y[0];
+    UNROLL
+    for (int i = 1; i < ROWS_X / RECORD_ROWS; i++)
+        of_x = max(of_x, x[i]);
+    UNROLL
+    for (int i = 1; i < ROWS_Y / RECORD_ROWS; i++)
+        of_y = max(of_y, y[i]);
+    const int spread = max(of_x.y, of_y.y);
+    if (of_x.x + of_y.x >= s->top_limit)
+        return MODE_FMA;
+    if (spread <= s->spread_fp16)
+        return MODE_FP16;
+    return spread <= SPREAD_BF16 && of_x.y + of_y.y <= SPREADS_BF16 ? MODE_BF16 : MODE_FMA;
+}
+
+INLINE Segment next_segment(const Gemm *g, const Split *s, Walk *w, __global const uchar *scratch)
+{
+    Segment next;
+    int tile;
+    if (w->tile < s->whole) {
+        tile = w->tile;
+        w->tile += s->workers;
+        next.first = 0;
+        next.last = s->slices;
+    } else if (w->at < w->end) {
+        tile = (int)(w->at / s->slices);
+        next.first = (int)(w->at % s->slices);
+        next.last = (int)min((long)s->slices, next.first + w->end - w->at);
+        w->at += next.last - next.first;
+    } else {
+        next.mode = MODE_END;
+        return next;
+    }
+    place_tile(g, s, tile, &next);
+    next.mode = tile_mode(s, scratch, &next);
+    return next;
+}

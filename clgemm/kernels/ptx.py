@@ -1,0 +1,44 @@
+"""The PTX route: from what NVIDIA's compiler made of a kernel to what its assembler shall make.
+
+NVIDIA's OpenCL compiler chooses the plain target of a device (``sm_90``) and refuses instructions
+that exist for the architecture-specific one only (``sm_90a``: wgmma, setmaxnreg).  A kernel hides
+them in PTX comments that begin with `MARK`; they keep their operands, and the compiler passes them
+on.  `retarget` takes the mark away and names the target, and the driver assembles the result.
+"""
+
+from __future__ import annotations
+
+import re
+
+MARK = b"//@@"
+_TARGET = re.compile(rb"^(\.target\s+)sm_\w+", re.MULTILINE)
+# setmaxnreg is ignored unless the number of registers at entry follows from the limits.
+_WORK_GROUP = re.compile(rb"^(\.reqntid[^\n]*)$(?!\n\.minnctapersm)", re.MULTILINE)
+
+
+class PtxError(ValueError):
+    """What the compiler returned is not the PTX that was expected."""
+
+
+def retarget(ptx: bytes, target: str) -> bytes:
+    """Uncover the marked instructions and assemble for another target.
+
+    Parameters
+    ----------
+    ptx : bytes
+        A program binary of NVIDIA's OpenCL, which is PTX text.
+    target : str
+        Such as ``sm_90a``.
+
+    Raises
+    ------
+    PtxError
+        If it is no PTX text, or nothing in it is marked.
+    """
+    targets = len(_TARGET.findall(ptx))
+    if targets != 1:
+        raise PtxError(f"the program binary is no PTX text: {targets} .target lines")
+    if MARK not in ptx:
+        raise PtxError(f"no instruction is marked with {MARK.decode()}")
+    named = _TARGET.sub(rb"\g<1>" + target.encode(), ptx.replace(MARK, b""))
+    return _WORK_GROUP.sub(rb"\1\n.minnctapersm 1", named)

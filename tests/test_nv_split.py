@@ -1,0 +1,369 @@
+"""`nv_split`: what its survey and pack kernels write, on every device, against a NumPy model.
+
+The accuracy of its products is tested in test_nv_split_accuracy.py, where there is a Hopper GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from helpers import GPU
+from test_families import operand, value
+
+from clgemm import transfer
+from clgemm.execute import Ready, slots
+from clgemm.kernels import source
+from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
+from clgemm.kernels.nv_split import LOCAL_BYTES, NvSplit, parts_of
+from clgemm.kernels.nv_split_layout import (
+    TIMES,
+    Tile,
+    best_tile,
+    lay_out,
+    reals,
+    share,
+    spread_fp16,
+    tiles_of,
+    top_limit,
+)
+from clgemm.problem import PRECISIONS, Gemm, describe
+from clgemm.runtime import opencl
+
+FAMILY = NvSplit()
+HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
+TARGETS = (14, 50)  # of fp16 and bf16
+TOP_NONE, TOP_NOT_FINITE = -1000, 4000
+
+
+def square(n, precision="s", **more):
+    return Gemm(
+        precision, n, n, n, 1, False, False, n, 0, False, False, n, 0, n, 0, reads_c=False
+    )._replace(**more)
+
+
+def config_of(tile):
+    return Config.of("nv_split", {"MI": tile.mi, "BY": tile.by, "GROUP": 8})
+
+
+def exponents(x):
+    """Return floor(log2 |x|), 0 for zeros and for what is not finite."""
+    ok = np.isfinite(x) & (x != 0)
+    return np.where(ok, np.frexp(np.where(ok, x, 1).astype(np.float64))[1] - 1, 0)
+
+
+def parts_as_reals(x):
+    """View complex rows as (re, im, re, im, ...)."""
+    return np.ascontiguousarray(x).view(np.float32) if np.iscomplexobj(x) else x
+
+
+def expanded_rows(x):
+    """Return the real rows of Y that a complex matrix stands for."""
+    if not np.iscomplexobj(x):
+        return x
+    both = np.empty((2 * x.shape[0], 2 * x.shape[1]), np.float32)
+    both[0::2, 0::2], both[0::2, 1::2] = x.real, -x.imag
+    both[1::2, 0::2], both[1::2, 1::2] = x.imag, x.real
+    return both
+
+
+def records(rows):
+    """Return (top, spread) of each 32 rows of elements, and each row's exponent."""
+    rows = parts_as_reals(rows)
+    exponent, mark = [], []
+    for row in rows:
+        nonzero = exponents(row)[row != 0]
+        finite = np.all(np.isfinite(row))
+        exponent.append(int(nonzero.max()) if nonzero.size and finite else 0)
+        top = (int(nonzero.max()) if nonzero.size else TOP_NONE) if finite else TOP_NOT_FINITE
+        mark.append((top, int(np.ptp(nonzero)) if nonzero.size and finite else 0))
+    count = -(-len(rows) // 32)
+    groups = [np.max(mark[i * 32 : i * 32 + 32], axis=0) for i in range(count)]
+    return np.array(exponent), np.array(groups)
+
+
+def fp16_parts(x):
+    high = x.astype(np.float16)
+    return high, ((x - high.astype(np.float32)) * np.float32(2048)).astype(np.float16)
+
+
+def bf16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def bf16_parts(x):
+    first = bf16(x)
+    second = bf16(x - first)
+    return first, second, bf16(x - first - second)
+
+
+def stored_order(rows):
+    """Return which row of Y each stored row holds."""
+    within = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15]
+    return [i // 16 * 16 + within[i % 16] for i in range(rows)]
+
+
+def unpack(memory, depth, parts, height):
+    """Undo panels and swizzle: the parts as (rows, k) arrays of 16-bit patterns."""
+    mask, shift = (7, 0) if depth == 64 else (3, 1)
+    panels = memory.view(np.uint16).reshape(-1, parts, height, depth // 8, 8)  # strip and slice
+    out = np.empty_like(panels)
+    for row in range(height):
+        for c in range(depth // 8):
+            out[:, :, row, c] = panels[:, :, row, c ^ (row >> shift & mask)]
+    return out.reshape(-1, parts, height, depth)
+
+
+def whole(panels, strips, part):
+    """Join a part's slices and strips to one matrix."""
+    count, _, height, depth = panels.shape
+    x = panels[:, part].reshape(strips, count // strips, height, depth)
+    return x.transpose(0, 2, 1, 3).reshape(strips * height, -1)
+
+
+def packed(session, problem, a, b, tile):
+    """Run the first two kernels and return the scratch memory by its parts."""
+    plan = FAMILY.plan(session.traits, problem, config_of(tile))
+    ready = Ready(session, Plan(plan.steps[:2], plan.scratch_bytes))
+    session.poison_scratch(plan.scratch_bytes)
+    c = np.zeros((problem.n, problem.m), PRECISIONS[problem.precision].dtype).T
+    ready.run(slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c))))
+    host = np.empty(plan.scratch_bytes, np.uint8)
+    cl.enqueue_copy(session.queue, host, session.scratch(plan.scratch_bytes))
+    chosen = best_tile(problem, tile, session.traits.compute_units)
+    return chosen, lay_out(problem, chosen, session.traits.compute_units).split, host
+
+
+def check_panels(x, exponent, rows, memory, form, place, strips, height, slices):
+    """Compare the parts of one operand with the model's."""
+    depth, parts, itemsize = ((64, 2, 4), (32, 3, 6))[form]
+    count = strips * height * slices * 64 * itemsize
+    panels = unpack(memory[place : place + count], depth, parts, height)
+    scaled = np.zeros((strips * height, slices * 64), np.float32)
+    repeat = x.shape[0] // len(exponent)
+    power = np.repeat(TARGETS[form] - exponent, repeat)[:, None]
+    scaled[: x.shape[0], : x.shape[1]] = np.ldexp(x, power)
+    want = (fp16_parts, bf16_parts)[form](scaled[rows])
+    for part in range(parts):
+        got = whole(panels, strips, part)
+        bits = want[part].view(np.uint16) if form == 0 else want[part].view(np.uint32) >> 16
+        # Zeros beyond the matrix may have any sign.
+        np.testing.assert_array_equal(
+            np.where(got == 0x8000, 0, got), np.where(bits == 0x8000, 0, bits)
+        )
+
+
+SHAPES = [(130, 257, 70), (64, 128, 128), (33, 300, 33), (200, 40, 200)]
+
+
+@pytest.mark.parametrize("ops", ["NN", "TT", "CR", "RC", "TN"])
+@pytest.mark.parametrize("code", "sc")
+def test_survey_and_pack_are_as_modelled(session, code, ops, rng):
+    precision = PRECISIONS[code]
+    for case, (m, n, k) in enumerate(SHAPES):
+        gap = 0 if case == 1 else 3  # aligned rows take the direct way
+        a, b = (
+            operand(rng, precision, m, k, ops[0], gap),
+            operand(rng, precision, k, n, ops[1], gap),
+        )
+        hold, hold_b = value(a), value(b)
+        hold[0, : k // 2] = 0
+        hold_b[:, 5] = 0
+        for x, changed, op in ((a, hold, ops[0]), (b, hold_b, ops[1])):
+            x.data[...] = changed.conj() if op in "CR" and precision.is_complex else changed
+        x_rows, y_rows = value(b).T, value(a)
+        if case == 2:  # a strip that needs bf16, one of large and one of small numbers
+            x_rows, y_rows = x_rows.copy(), y_rows.copy()
+            a.data[1, :] *= np.float32(2.0**100)
+            a.data[2, 3:] *= np.float32(2.0**-60)
+            b.data[:, 1] *= np.float32(2.0**-130)
+            x_rows, y_rows = value(b).T, value(a)
+        c = np.zeros((n, m), precision.dtype).T
+        problem = describe(a, b, c, reads_c=False)
+        if not session.traits.unified_memory:
+            problem = problem.dense()
+        for tile in TIMES:
+            chosen, split, memory = packed(session, problem, a, b, tile)
+            for rows, is_y in ((x_rows, False), (y_rows, True)):
+                exponent, marks = records(rows)
+                place = split.exponents_y if is_y else split.exponents_x
+                got = memory[place:].view(np.int32)[: len(exponent)]
+                np.testing.assert_array_equal(got, exponent)
+                place = split.records_y if is_y else split.records_x
+                got = memory[place:][: marks.size * 4].view(np.int32).reshape(-1, 2)
+                np.testing.assert_array_equal(got, marks)
+                real = expanded_rows(rows) if is_y else parts_as_reals(rows)
+                strips, height = (
+                    (split.strips_y, chosen.by) if is_y else (split.strips_x, chosen.bx)
+                )
+                order = stored_order(strips * height) if is_y else range(strips * height)
+                both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
+                needed = (0,) if case != 2 else (1,) if not is_y or strips == 1 else ()
+                for form in needed:
+                    check_panels(
+                        real, exponent, list(order), memory, form, both[form],
+                        strips, height, split.slices,
+                    )  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_survey_marks_what_is_not_finite(session, bad, rng):
+    precision = PRECISIONS["s"]
+    a, b = operand(rng, precision, 96, 70, "N", 0), operand(rng, precision, 70, 40, "N", 0)
+    a.data[35, 69] = bad
+    problem = describe(a, b, np.zeros((40, 96), np.float32).T, reads_c=False)
+    _, split, memory = packed(session, problem, a, b, Tile(1, 64))
+    got = memory[split.records_y :][:24].view(np.int32).reshape(3, 2)
+    assert got[1].tolist()[0] == TOP_NOT_FINITE
+    np.testing.assert_array_equal(got, records(a.data)[1])
+
+
+DUMP = """
+__kernel void dump(GEMM_ARGS, const Split s, __global uchar *scratch, __global int *out)
+{
+    Walk walk = start_walk(&g, &s, get_global_id(0));
+    out += get_global_id(0) * 8 * 64;
+    for (int i = 0; i < 64; i++) {
+        const Segment t = next_segment(&g, &s, &walk, scratch);
+        out[i * 8 + 7] = t.mode;
+        if (t.mode == MODE_END)
+            return;
+        out[i * 8] = t.entry;
+        out[i * 8 + 1] = t.x;
+        out[i * 8 + 2] = t.y;
+        out[i * 8 + 3] = t.first;
+        out[i * 8 + 4] = t.last;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "batch", "workers"),
+    [
+        (2049, 2049, 2049, 1, 132),
+        (700, 600, 64, 3, 20),
+        (64, 64, 640, 1, 132),
+        (4097, 300, 200, 2, 7),
+    ],
+)
+@pytest.mark.parametrize("tile", list(TIMES))
+def test_workers_share_all_slices(session, tile, m, n, k, batch, workers):
+    """Every slice of every tile belongs to one worker, and a worker's partial tile comes first."""
+    problem = square(1)._replace(m=m, n=n, k=k, batch=batch, stride_a=m * k, lda=m, ldb=k, ldc=m)
+    grid = lay_out(problem, tile, workers)
+    spec = FAMILY.plan(HOPPER, problem, config_of(tile)).steps[0].kernel
+    spec = spec._replace(
+        files=("nv_split.cl", "nv_split_walk.cl"),
+        defines=(*precision_defines(PRECISIONS["s"]).items(), ("MI", tile.mi), ("BY", tile.by)),
+    )
+    program = opencl.build(session.context, source.text(spec) + DUMP)
+    out = np.full((workers, 64, 8), -1, np.int32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    memory = np.zeros(grid.scratch_bytes, np.uint8)
+    scratch, got = (cl.Buffer(session.context, flags, hostbuf=x) for x in (memory, out))
+    kernel = cl.Kernel(program, "dump")
+    arguments = (gemm_args(problem)[0], *np.zeros(2, np.float32), *(scratch,) * 3)
+    kernel.set_args(np.frombuffer(arguments[0], np.uint8), *arguments[1:],
+                    np.frombuffer(grid.split.pack(), np.uint8), scratch, got)  # fmt: skip
+    cl.enqueue_nd_range_kernel(session.queue, kernel, (workers,), (1,))
+    cl.enqueue_copy(session.queue, out, got)
+    times = np.zeros((batch, grid.split.strips_x, grid.split.strips_y, grid.split.slices), int)
+    for worker in out:
+        segments = worker[: np.argmax(worker[:, 7] == 3)]
+        partial = [entry[3] > 0 for entry in segments if entry[7] != 3]
+        assert not any(partial[1 + sum(s[4] - s[3] == grid.split.slices for s in segments) :])
+        for entry, x, y, first, last, *_ in segments:
+            assert first < last
+            times[entry, x, y, first:last] += 1
+    assert np.all(times == 1)
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_supports_hopper_alone(code, monkeypatch):
+    precision = PRECISIONS[code]
+    assert FAMILY.supports(HOPPER, precision)
+    for capability in (None, (8, 0), (8, 9), (10, 0), (12, 0)):
+        assert not FAMILY.supports(replace(HOPPER, compute_capability=capability), precision)
+    monkeypatch.setenv("CLGEMM_FP32", "fma")
+    assert not FAMILY.supports(HOPPER, precision)
+
+
+def test_double_precision_is_not_split():
+    assert not any(FAMILY.supports(HOPPER, PRECISIONS[code]) for code in "dz")
+
+
+def test_every_candidate_fits_the_local_memory():
+    for config in FAMILY.candidates(HOPPER, PRECISIONS["s"]):
+        tile = Tile(config["MI"], config["BY"])
+        stages = FAMILY.stages(tile)
+        assert stages >= 2
+        assert stages * (tile.bx + tile.by) * 256 + (tile.bx + tile.by) * 32 < LOCAL_BYTES - 512
+
+
+def test_accepts_what_pays():
+    assert FAMILY.accepts(square(1024))
+    assert not FAMILY.accepts(square(4096, k=63))  # the bound needs depth
+    assert not FAMILY.accepts(square(4096, m=64))  # packing would cost more than it saves
+    assert not FAMILY.accepts(square(2**30))
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_parts_cover_the_problem_within_the_limit(code):
+    limit = 200 << 20
+    problem = square(4096, code)._replace(n=20000, ldc=4100, offset_c=7)
+    parts = list(parts_of(problem, Tile(2, 128), 132, limit))
+    assert len(parts) > 1
+    assert sum(part.n for part in parts) == problem.n
+    columns = 0
+    for part in parts:
+        assert part.offset_c == 7 + columns * 4100
+        assert part.offset_b == columns * part.ldb
+        columns += part.n
+    batch = square(512, code, batch=300, stride_a=512 * 512, stride_c=512 * 512)
+    parts = list(parts_of(batch, Tile(1, 64), 132, limit))
+    assert sum(part.batch for part in parts) == 300
+    for part in parts:
+        assert lay_out(part, Tile(1, 64), 132).scratch_bytes <= limit
+        assert part.offset_b == 0
+    assert parts[1].offset_c == parts[1].offset_a == parts[0].batch * 512 * 512
+
+
+def test_limits_of_the_derivation():
+    """What the module's text derives, in numbers: tau of the fp16 split, and sums that overflow."""
+    for depth in (64, 100, 1024, 4096, 65536):
+        tau = 2.0 ** (spread_fp16(depth) - 50)
+        assert 2 * tau + 2.0**-22 <= (2 * np.sqrt(depth) + 12) * 2.0**-24
+        assert 2.0 ** (top_limit(depth) - 1 + 2) * depth <= 2.0**127
+
+
+def test_fp16_parts_keep_the_tolerance(rng):
+    """The split's error is below tau wherever the spread of a row allows fp16."""
+    for depth in (64, 4096, 65536):
+        spread = spread_fp16(depth)
+        tau = 2.0 ** (spread - 50)
+        for low in (14 - spread, 0):
+            x = np.exp2(rng.uniform(low, 15, 200000)).astype(np.float32)
+            x = x[exponents(x) >= 14 - spread]
+            high, small = fp16_parts(x)
+            error = np.abs(x.astype(float) - high.astype(float) - small.astype(float) / 2048)
+            assert np.all(error <= tau * x)
+
+
+def test_bf16_parts_keep_everything(rng):
+    x = np.exp2(rng.uniform(-108, 50, 200000)).astype(np.float32)
+    assert np.array_equal(sum(p.astype(float) for p in bf16_parts(x)), x.astype(float))
+
+
+def test_plans_choose_smaller_tiles_for_smaller_problems():
+    largest = Tile(2, 128)
+    assert best_tile(square(1024), largest, 132) == Tile(1, 64)
+    assert best_tile(square(8192), largest, 132) == largest
+    assert best_tile(square(8192), Tile(1, 128), 132) == Tile(1, 128)
+    assert share(square(4096), largest, 132)[0] == 512  # whole rounds
+    assert share(square(2049), largest, 132)[0] == 0  # all tiles are shared
+    assert tiles_of(square(2049), largest) == (9, 17, True)
+    assert reals(square(10, "c")) == (10, 20, 20)

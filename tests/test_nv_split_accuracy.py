@@ -1,0 +1,267 @@
+"""`nv_split` keeps the error bound of an FMA product for every input, and repeats bit by bit.
+
+Each case prints its largest error in units of 2^-24 (|A||B|), beside the portable kernel's and
+SciPy's (``pytest -s``).  They need a Hopper GPU and say so where there is none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.linalg import blas
+
+from clgemm import transfer
+from clgemm.execute import Ready, slots
+from clgemm.kernels import BY_NAME, nv_split
+from clgemm.kernels.family import Config
+from clgemm.kernels.nv_split import NvSplit
+from clgemm.kernels.nv_split_layout import TIMES
+from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.tuning.trial import run_once
+
+FAMILY = NvSplit()
+U = 2.0**-24
+LEAST = 2.0**-149  # the smallest float: what one rounding may lose to underflow
+MAX = float(np.finfo(np.float32).max)
+M, N, K = 300, 265, 512
+
+
+@pytest.fixture(params=list(TIMES), ids=lambda tile: f"{tile.bx}x{tile.by}")
+def config(request, session, monkeypatch):
+    """Give a configuration whose tile is taken as it is; skip where the family cannot run."""
+    if not FAMILY.supports(session.traits, PRECISIONS["s"]):
+        pytest.skip(f"nv_split needs an NVIDIA GPU of compute capability 9.x, not {session}")
+    monkeypatch.setattr(nv_split, "best_tile", lambda _problem, largest, _workers: largest)
+    return Config.of("nv_split", {"MI": request.param.mi, "BY": request.param.by, "GROUP": 8})
+
+
+def powers(rng, shape, low, high):
+    return np.exp2(rng.integers(low, high + 1, shape).astype(np.float64))
+
+
+def meet_zeros(rng, a, b, power):
+    """Large entries of A meet zeros of B; the others are small."""
+    del rng
+    a[:, 1::2] *= 2.0**power
+    b[0::2] = 0
+
+
+def one_huge(rng, a, b, power):
+    del rng, b
+    a[7, 11] = 2.0**power
+
+
+def inverse(rng, a, b, power):
+    e = powers(rng, a.shape[1], -power, power)
+    a *= e
+    b /= e[:, None]
+
+
+def rows(rng, a, b, power):
+    a *= powers(rng, (a.shape[0], 1), -power, power)
+    b *= powers(rng, (1, b.shape[1]), -power, power)
+
+
+def some_rows(rng, a, b, power):
+    """Scaled rows, but such that no product overflows."""
+    a *= powers(rng, (a.shape[0], 1), -power, power)
+    b *= powers(rng, (1, b.shape[1]), -power, 10)
+
+
+def elements(rng, a, b, power):
+    a *= powers(rng, a.shape, -power, power)
+    b *= powers(rng, b.shape, -power, power)
+
+
+def scaled(rng, a, b, powers_of):
+    del rng
+    a *= 2.0 ** powers_of[0]
+    b *= 2.0 ** powers_of[1]
+
+
+def positive(rng, a, b, _):
+    del rng
+    np.abs(a.view(np.float64), out=a.view(np.float64))
+    np.abs(b.view(np.float64), out=b.view(np.float64))
+
+
+def constant(rng, a, b, _):
+    del rng
+    a[...] = 1 / 3
+    b[...] = 1 / 3
+
+
+def zero_rows(rng, a, b, _):
+    del rng
+    a[::3] = 0
+    b[:, ::5] = 0
+
+
+def largest(rng, a, b, _):
+    """Put in the largest floats, but no sum of products that overflows."""
+    del rng
+    a[3, ::7] = MAX
+    a[5] = -MAX
+    b *= 2.0**-20
+
+
+CASES = {
+    "normal": (lambda *_: None, 0),
+    "positive": (positive, 0),
+    "constant": (constant, 0),
+    "zero rows": (zero_rows, 0),
+    "rows 2^+-20": (rows, 20),
+    "rows 2^+-50": (rows, 50),
+    "rows 2^+-100": (some_rows, 100),
+    "elements 2^+-20": (elements, 20),
+    "elements 2^+-60": (elements, 58),
+    "meet zeros 2^-20": (meet_zeros, -20),
+    "meet zeros 2^-30": (meet_zeros, -30),
+    "meet zeros 2^-38": (meet_zeros, -38),
+    "meet zeros 2^-100": (meet_zeros, -100),
+    "inverse 2^+-20": (inverse, 20),
+    "inverse 2^+-60": (inverse, 60),
+    "one 2^30": (one_huge, 30),
+    "one 2^100": (one_huge, 100),
+    "subnormal A": (scaled, (-140, 0)),
+    "subnormal A, large B": (scaled, (-140, 110)),
+    "subnormal A and B": (scaled, (-130, -130)),
+    "subnormal results": (scaled, (-70, -70)),
+    "large A, small B": (scaled, (120, -120)),
+    "largest floats": (largest, 0),
+}
+
+
+def operands(rng, code, m, n, k, case):
+    """Make A and B of a case, rounded to the precision."""
+
+    def make(*shape):
+        x = rng.standard_normal(shape)
+        return x + 1j * rng.standard_normal(shape) if code == "c" else x
+
+    a, b = make(m, k), make(k, n)
+    change, argument = CASES[case]
+    change(rng, a, b, argument)
+    return tuple(np.asfortranarray(x.astype(PRECISIONS[code].dtype)) for x in (a, b))
+
+
+def multiply(session, config, a, b):
+    c = np.full((b.shape[1], a.shape[0]), np.nan, a.dtype).T
+    run_once(session, config, Operand(a), Operand(b), c, poison=True)
+    return c
+
+
+def wide(x):
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+
+
+def errors(got, exact, size):
+    """Return the largest error in units of u |A||B| (underflow taken off), and as a share of k."""
+    excess = np.maximum(np.abs(wide(got) - exact) - LEAST, 0)
+    return float(np.max(np.divide(excess, U * size, out=np.zeros_like(size), where=size > 0)))
+
+
+def compare(session, config, code, a, b, label):
+    """Multiply three ways, print the errors, and check the bound of the first."""
+    k = a.shape[1]
+    exact = wide(a) @ wide(b)
+    size = np.abs(wide(a)) @ np.abs(wide(b))
+    portable = BY_NAME["gpu_tiled"]
+    fma = portable.default(session.traits, PRECISIONS[code])
+    gemm = blas.sgemm if code == "s" else blas.cgemm
+    got = multiply(session, config, a, b)
+    ways = (got, multiply(session, fma, a, b), gemm(1, a, b))
+    print(  # noqa: T201 - what the test is run for
+        f"{code} k={k} {label}: nv_split %.3g, fma %.3g, SciPy %.3g"
+        % tuple(errors(c, exact, size) for c in ways)
+    )
+    # A complex product is four real ones; each part obeys the bound with k doubled.
+    depth = 2 * k if code == "c" else k
+    limit = depth * U * size + (depth + 1) * LEAST
+    assert np.all(np.abs(wide(got) - exact) <= limit)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("code", "sc")
+def test_error_is_within_the_bound_of_fma(session, config, code, case, rng):
+    a, b = operands(rng, code, M, N, K, case)
+    with np.errstate(all="ignore"):
+        compare(session, config, code, a, b, case)
+
+
+@pytest.mark.parametrize("k", [64, 65, 100, 255, 4096, 65536])
+@pytest.mark.parametrize("case", ["normal", "positive", "meet zeros 2^-30", "elements 2^+-20"])
+def test_error_is_within_the_bound_at_every_depth(session, config, k, case, rng):
+    a, b = operands(rng, "s", 131, 140, k, case)
+    compare(session, config, "s", a, b, case)
+
+
+def same_kinds(got, want):
+    """Compare where NaN, infinities of each sign and finite numbers are."""
+    for x, y in ((got.real, want.real), (got.imag, want.imag)):
+        np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
+        np.testing.assert_array_equal(np.isposinf(x), np.isposinf(y))
+        np.testing.assert_array_equal(np.isneginf(x), np.isneginf(y))
+
+
+def special(a, b, kind):
+    """Put what is not finite, or makes what is not, into A and B."""
+    if kind == "nan":
+        a[3, 5] = np.nan
+    elif kind == "inf":
+        a[3, 5] = np.inf
+    elif kind == "inf meets zero":
+        a[290, 5], b[5, ::3] = -np.inf, 0
+    elif kind == "inf meets a zero column":
+        a[3, 5], b[:, 17] = np.inf, 0
+    elif kind == "inf in both":
+        a[3, 5], b[9, 200], b[5, 100] = np.inf, -np.inf, np.nan
+    elif kind == "overflow":
+        a[3, 5], b[5, 7] = MAX, 4
+    elif kind == "overflow of a row":
+        a[3], b[:, 7] = 2.0**100, 2.0**30
+    else:
+        a[...] = np.inf
+
+
+KINDS = [
+    "nan", "inf", "inf meets zero", "inf meets a zero column", "inf in both", "overflow",
+    "overflow of a row", "all inf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", "sc")
+def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, kind, rng):
+    a, b = operands(rng, code, M, N, 130, "normal")
+    special(a, b, kind)
+    got = multiply(session, config, a, b)
+    with np.errstate(all="ignore"):
+        want = (blas.sgemm if code == "s" else blas.cgemm)(1, a, b)
+    same_kinds(got, want)
+    ok = np.isfinite(want) & (np.abs(want) < MAX / 4)
+    size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
+    assert np.all(np.abs(wide(got) - wide(want))[ok] <= (4 * 130 * U * size)[ok])
+
+
+@pytest.mark.parametrize("shape", [(300, 265, 700), (1024, 1024, 320), (129, 400, 2000)])
+@pytest.mark.parametrize("case", ["normal", "elements 2^+-20", "one 2^100"])
+@pytest.mark.parametrize("code", "sc")
+def test_a_thousand_runs_give_the_same_bits(session, config, code, case, shape, rng):
+    a, b = operands(rng, code, *shape[:2], shape[2], case)
+    c = np.zeros((shape[1], shape[0]), a.dtype).T
+    problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
+    plan = FAMILY.plan(session.traits, problem, config)
+    ready = Ready(session, plan)
+    places = [transfer.place(session, x) for x in (a, b, c)]
+    values = slots(problem, 1.0, 0.0, *places)
+    first = None
+    for i in range(1000):
+        if i % 100 == 0:
+            session.poison_scratch(plan.scratch_bytes)
+        ready.run(dict(values))
+        if i % 20 == 0 or i < 20:
+            transfer.fetch(session, places[2], c)
+            bits = c.tobytes()
+            first = first or bits
+            assert bits == first, f"run {i} differs"

@@ -1,0 +1,74 @@
+"""The PTX route, on what NVIDIA's OpenCL 580 made of a kernel with marked instructions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clgemm.errors import BuildError
+from clgemm.kernels import ptx
+from clgemm.kernels.family import KernelSpec
+from clgemm.runtime import opencl
+from clgemm.runtime.binaries import Binaries
+from clgemm.runtime.programs import Programs
+
+SAMPLE = (Path(__file__).parent / "data" / "nvidia_580.ptx").read_bytes() + b"\0"
+
+
+def test_marked_instructions_are_uncovered():
+    text = ptx.retarget(SAMPLE, "sm_90a")
+    assert SAMPLE.count(b"//@@") == 2
+    assert b"//@@" not in text
+    assert b"\twgmma.fence.sync.aligned;\n" in text
+    assert b"\tsetmaxnreg.inc.sync.aligned.u32 240; // %f" in text
+
+
+def test_target_is_named_and_all_else_stays():
+    text = ptx.retarget(SAMPLE, "sm_90a")
+    assert b".target sm_90a, texmode_independent\n" in text
+    assert b".target sm_90," not in text
+    assert text.endswith(b"\0")
+    restored = text.replace(b"sm_90a", b"sm_90").replace(b"\n.minnctapersm 1", b"")
+    assert restored == SAMPLE.replace(b"//@@", b"")
+
+
+def test_registers_at_entry_are_determined():
+    text = ptx.retarget(SAMPLE, "sm_90a")
+    assert text.count(b".reqntid 128, 1, 1\n.minnctapersm 1\n{") == 1
+    twice = ptx.retarget(text + b"//@@", "sm_90a")
+    assert twice.count(b".minnctapersm") == 1
+
+
+@pytest.mark.parametrize("binary", [b"", b"\x7fELF\x02\x01", SAMPLE.replace(b"//@@", b"")])
+def test_what_is_no_marked_ptx_is_refused(binary):
+    with pytest.raises(ptx.PtxError):
+        ptx.retarget(binary, "sm_90a")
+
+
+SPEC = KernelSpec(
+    ("direct.cl",), "direct", (("IS_COMPLEX", 0), ("IS_DOUBLE", 0)), "seeppp", "sm_90a"
+)
+
+
+def test_a_device_without_ptx_refuses_a_target(session):
+    """What such a device's compiler returns is no PTX: an error that the tuner can report."""
+    if session.traits.compute_capability:
+        pytest.skip(f"{session.traits.describe()} compiles to PTX")
+    with pytest.raises(BuildError, match="no PTX text"):
+        Programs(session.context, session.traits).kernel(SPEC)
+
+
+def test_a_stored_program_is_kept_by_its_target(session, tmp_path, monkeypatch):
+    """With and without a target the same source makes two programs."""
+    calls = []
+    monkeypatch.setattr(ptx, "retarget", lambda binary, target: calls.append(target) or binary)
+    programs = Programs(session.context, session.traits, Binaries(tmp_path, "print"))
+    for spec in (SPEC, SPEC._replace(target="")):
+        programs.kernel(spec)
+    assert calls == ["sm_90a"]
+    assert len(list(tmp_path.glob("*.bin"))) == 2
+    again = Programs(session.context, session.traits, Binaries(tmp_path, "print"))
+    monkeypatch.setattr(opencl, "build", lambda *_: pytest.fail("compiled again"))
+    again.kernel(SPEC)
+    assert calls == ["sm_90a"]
