@@ -14,7 +14,7 @@ from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS, Config
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime.session import COUNTERS
+from clgemm.runtime.workspace import COUNTERS
 from clgemm.tuning.trial import random_matrix, run_once
 
 SHAPES = [
@@ -182,7 +182,7 @@ def test_plans_are_data(session, family, code):
     assert hash(plan)
     for step in plan.steps:
         assert len(step.args) == len(step.kernel.signature)
-        assert {x for x in step.args if isinstance(x, str)} <= SLOTS
+        assert {x for x in step.args if isinstance(x, str)} <= set(SLOTS)
         assert all(
             g % local == 0 for g, local in zip(step.global_size, step.local_size, strict=True)
         )
@@ -241,7 +241,7 @@ def test_counters_come_round(session, rng):
     values = slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c)))
     for _ in range(COUNTERS + 50):
         c[...] = np.nan
-        ready.run(dict(values))
+        ready.run(values)
         np.testing.assert_array_equal(c, want)
 
 

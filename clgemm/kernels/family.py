@@ -56,7 +56,7 @@ class KernelSpec(NamedTuple):
 
 Arg = int | str | bytes
 """A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
-SLOTS = frozenset({"a", "b", "c", "scratch", "alpha", "beta", "counters", "cell"})
+SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "cell")
 
 
 class Step(NamedTuple):

@@ -116,7 +116,8 @@ def run_once(
     ready = Ready(session, plan)
     places = [transfer.place(session, x) for x in (a.data, b.data, c)]
     if poison and plan.scratch_bytes:
-        session.poison_scratch(plan.scratch_bytes)
+        with session.lock:
+            session.workspace.poison(session.queue, plan.scratch_bytes)
     ready.run(slots(problem, alpha, beta, *places))
     transfer.fetch(session, places[2], c)
 
