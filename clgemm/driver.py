@@ -100,9 +100,10 @@ def gemm(
     if isinstance(known.ready, str):
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
-    first, second = (b, a) if known.turned else (a, b)
+    if known.turned:
+        a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
     try:
-        a_arg, b_arg = transfer.place(session, first), transfer.place(session, second)
+        a_arg, b_arg = transfer.place(session, a), transfer.place(session, b)
         c_arg = transfer.place(session, c, read=beta != 0)
         known.ready.run(slots(known.problem, alpha, beta, a_arg, b_arg, c_arg))
         transfer.fetch(session, c_arg, c)
