@@ -59,6 +59,10 @@ Arg = int | str | bytes
 SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "cell")
 
 
+CELL_STEP = 16
+"""Counters that a launch may use: a cache line."""
+
+
 class Step(NamedTuple):
     """One launch."""
 
@@ -74,7 +78,7 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     scratch_bytes: int = 0
     counts: bool = False
-    """Whether its one step takes a zeroed counter: ``counters`` and the ``cell`` in them."""
+    """Whether its one step takes zeros to count with: ``counters`` from ``cell`` on."""
 
 
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.

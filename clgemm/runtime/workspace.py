@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.kernels.family import CELL_STEP
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAGE = 4096  # bytes
-COUNTERS = 1024
-CELL_STEP = 16  # elements from one counter to the next: a cache line each
+COUNTERS = 1024  # launches until a counter comes round again
 
 
 class Workspace:
@@ -64,7 +64,7 @@ class Workspace:
         cl.enqueue_fill_buffer(queue, memory, np.array(np.nan), 0, size)
 
     def counter(self) -> tuple[Any, int]:
-        """Return counters that kernels share with the host, and which of them is zero and free.
+        """Return counters that kernels share with the host, and the first of a free line of zeros.
 
         Only for devices with unified memory.  A cell comes round again after `COUNTERS` launches,
         far more than can be waiting.
@@ -78,7 +78,7 @@ class Workspace:
                 else cl.Buffer(self._context, access, hostbuf=self._cells)
             )
         self._cell = (self._cell + CELL_STEP) % len(self._cells)
-        self._cells[self._cell] = 0
+        self._cells[self._cell : self._cell + CELL_STEP] = 0
         return self._counters, self._cell
 
 
