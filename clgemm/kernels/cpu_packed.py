@@ -18,7 +18,7 @@ Where M and N are too small for the units, K is cut as well.  A part then writes
 and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
 where it is long.
 
-B is read where it lies if it is real and not transposed.
+B is read where it lies if it is real and not transposed; `packs_b` has the exceptions.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ ADD_COST = 64  # and writing and adding one element of a partial tile
 SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level cache
 NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
 PANELS_BYTES = 6 << 20  # packed panels of B that a worker may keep
+CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
+MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 PLANNED = frozenset({"KC", "BLOCK_KB", "TURNS"})  # parameters of the plan, not of the kernel
 NARROWEST = 256  # columns of a tile that is cut once more so that a busy core can take fewer
@@ -93,11 +95,11 @@ class CpuPacked(KernelFamily):
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""
         widest = traits.simd_bytes // precision.real_bytes
-        mv = (1, 2, 3) if precision.is_complex else (2, 3, 1)
+        mv = (1, 2, 3) if precision.is_complex else (3, 2, 4, 1)
         return {
             "VW": (widest,),
             "MR": tuple(widest * v for v in mv),
-            "NR": (12, 8, 14, 24, 6, 4),
+            "NR": (12, 8, 6, 14, 24, 4) if precision.is_complex else (8, 12, 6, 14, 24, 4),
             "KU": (4, 8),
             "KC": (384, 256, 512),
             "BLOCK_KB": (256, 512),
@@ -180,8 +182,15 @@ class CpuPacked(KernelFamily):
 
     @staticmethod
     def packs_b(g: Gemm, config: Config) -> bool:
-        """Tell whether B is packed: where its rows would be streams of their own it always is."""
-        return bool(config["PACK_B"] or g.trans_b)
+        """Tell whether B is packed: where its rows would be streams of their own it always is.
+
+        So is a B whose columns fall on the same few cache sets, if there are more of them than an
+        8-way cache has room for (12 of them at n = 512: 16 % slower), or if there are enough rows
+        to pay for it.
+        """
+        alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
+        crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
+        return bool(config["PACK_B"] or g.trans_b or (alike and crowded))
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Lay out one launch of as many workers as there are compute units and tiles."""
