@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm import driver, stacks
+from clgemm import driver, small, stacks
 from clgemm.operands import refuse_device_arrays
 from clgemm.problem import BY_DTYPE
 
@@ -94,6 +94,10 @@ def matmul(
     >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
+    if out is None and dtype is None and not more and order == "K" and subok is True:
+        product = small.matmul(x1, x2) if casting == "same_kind" else None
+        if product is not None:
+            return product
     values = zip(_DEFAULTS.items(), (out, casting, order, dtype, subok), strict=True)
     given = {name: value for (name, default), value in values if value is not default} | more
     if not given and (plain := _plain(x1, x2)) is not None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 import scipy.linalg.blas
 
-from clgemm import driver
+from clgemm import driver, small
 from clgemm.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
 from clgemm.errors import GemmArgumentError
 from clgemm.problem import PRECISIONS
@@ -118,6 +118,7 @@ class Routine(Protocol):
 def _routine(code: str) -> Routine:
     """Return the gemm of a precision."""
     precision, name = PRECISIONS[code], f"{code}gemm"
+    dtype = precision.dtype
 
     def gemm(
         alpha: Any,
@@ -129,6 +130,10 @@ def _routine(code: str) -> Routine:
         trans_b: Any = 0,
         overwrite_c: Any = 0,
     ) -> NDArray[Any]:
+        if c is None and beta == 0.0 and type(beta) is float and not overwrite_c:
+            product = small.gemm(dtype, alpha, a, b, trans_a, trans_b)
+            if product is not None:
+                return product
         return _gemm(name, precision, alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
 
     routine = cast("Routine", gemm)

@@ -6,14 +6,14 @@ of what BLAS cannot express, where to run, and how the data gets there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from clgemm import host, settings, transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
-from clgemm.problem import BY_DTYPE, PRECISIONS, Gemm, Layout, Operand, describe, layout_of
+from clgemm.problem import BY_DTYPE, Operand, address_of, describe, layout_of
 from clgemm.route import route
 from clgemm.runtime import session as sessions
 from clgemm.tuning import tuner
@@ -21,10 +21,26 @@ from clgemm.tuning import tuner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
 
 HOST: Literal["host"] = "host"
-READY_PLANS = 4096  # more shapes than this in one process: start over rather than grow
+KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
+
+
+class Known(NamedTuple):
+    """What was decided for all calls whose arrays have the same shapes and strides."""
+
+    ready: Ready | Literal["host"]
+    problem: Gemm
+    turned: bool
+    """C is row-major: op(B).T is the first operand and op(A).T the second."""
+    pairs: bool
+    """Elements are complex, which NumPy may place between two multiples of their size."""
+
+    def name(self, session: Session) -> str:
+        """Name the call as messages do."""
+        return f"{self.problem.precision}gemm on {session}"
 
 
 def gemm(
@@ -47,7 +63,8 @@ def gemm(
     b : ndarray of shape (k, n) or (batch, k, n)
     c : ndarray of shape (m, n) or (batch, m, n)
         Written in place; must overlap neither `a` nor `b`.  All three are of one dtype (float32,
-        float64, complex64 or complex128, native byte order) and rank; strides are free.
+        float64, complex64 or complex128, native byte order) and rank, and aligned as NumPy means
+        it; strides are free.
     conj_a, conj_b : bool
         Whether the operand is conjugated.  A transposed one is passed as its ``.T``.
 
@@ -63,19 +80,41 @@ def gemm(
     if alpha == 0 or a.shape[-1] == 0:
         _scale(c, beta)
         return
-    layout = layout_of(c)
-    if layout is None:
-        # No BLAS can write such an array: compute beside it and copy.
-        result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
-        gemm(alpha, a, b, beta, result, conj_a=conj_a, conj_b=conj_b)
-        c[...] = result
+    wish = settings.route()
+    session = None if wish == "host" else sessions.current()
+    if session is None:
+        _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
-    left, right = Operand(a, conj_a), Operand(b, conj_b)
-    if layout.trans:
-        # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
-        c, left, right = c.swapaxes(-1, -2), right.turned, left.turned
-        layout = layout._replace(trans=False)
-    _column_major(alpha, left, right, beta, c, layout)
+    key = (
+        wish, c.dtype, beta != 0, conj_a, conj_b,
+        a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
+    )  # fmt: skip
+    known = session.known.get(key)
+    if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
+        left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
+        if left.data is not a or right.data is not b or layout_of(c) is None:
+            _by_copies(alpha, left, right, beta, c)
+            return
+        known = _decide(session, wish, left, right, c, reads_c=beta != 0)
+        _remember(session, key, known)
+    if isinstance(known.ready, str):
+        _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
+        return
+    if known.turned:
+        a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
+    try:
+        a_arg, b_arg = transfer.place(session, a), transfer.place(session, b)
+        c_arg = transfer.place(session, c, read=beta != 0)
+        known.ready.run(slots(known.problem, alpha, beta, a_arg, b_arg, c_arg))
+        transfer.fetch(session, c_arg, c)
+    except session.cl.Error as error:
+        raise sessions.translated(error, known.name(session)) from error
+
+
+def _remember(session: Session, key: tuple[Any, ...], known: Known) -> None:
+    if len(session.known) >= KNOWN_CALLS:
+        session.known.clear()
+    session.known[key] = known
 
 
 def _scale(c: NDArray[Any], beta: complex) -> None:
@@ -86,53 +125,53 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
             c *= c.dtype.type(beta)
 
 
-def _expressible(x: Operand) -> tuple[Operand, Layout | None]:
-    """Return the operand with its layout, copied once if no BLAS layout fits it."""
-    layout = layout_of(x.data)
-    if layout is not None:
-        return x, layout
+def _is_aligned(x: NDArray[Any]) -> bool:
+    return not address_of(x) % x.itemsize
+
+
+def _expressible(x: Operand) -> Operand:
+    """Return the operand itself, or a copy if no BLAS layout fits it."""
+    if layout_of(x.data) is not None:
+        return x
     if x.data.ndim > 2 and x.data.strides[0] == 0:  # a stack of one matrix repeated
-        x = Operand(np.broadcast_to(np.array(x.data[0], order="C"), x.data.shape), x.conj)
-    else:
-        x = Operand(np.array(x.data, order="C"), x.conj)
-    return x, layout_of(x.data)
+        once = np.array(x.data[0], order="C")
+        return Operand(np.broadcast_to(once, x.data.shape), x.conj)
+    return Operand(np.array(x.data, order="C"), x.conj)
 
 
-def _column_major(
-    alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any], layout: Layout
-) -> None:
-    wish = settings.route()
-    session = None if wish == "host" else sessions.current()
-    if session is None:
-        host.gemm(BY_DTYPE[c.dtype].code, alpha, a, b, beta, c)
-        return
-    (a, la), (b, lb) = _expressible(a), _expressible(b)
-    problem = describe(a, b, c, reads_c=beta != 0, layouts=(la, lb, layout))
+def _by_copies(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+    """Compute with operands that BLAS can express, beside a `c` that it cannot write."""
+    result = c
+    if layout_of(c) is None:
+        result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
+    gemm(alpha, a.data, b.data, beta, result, conj_a=a.conj, conj_b=b.conj)
+    if result is not c:
+        c[...] = result
+
+
+def _on_host(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+    host.gemm(BY_DTYPE[c.dtype].code, alpha, a, b, beta, c)
+
+
+def _decide(
+    session: Session, wish: str, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
+) -> Known:
+    """Decide where calls of this kind run and, if on the device, build their plan."""
+    precision = BY_DTYPE[c.dtype]
+    layout = layout_of(c)
+    turned = layout is not None and layout.trans
+    if turned:
+        # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
+        a, b, c = b.turned, a.turned, c.swapaxes(-1, -2)
+    problem = describe(a, b, c, reads_c=reads_c)
     if not session.traits.unified_memory:
         problem = problem.dense()
-    try:
-        ready = session.ready.get((wish, problem)) or _ready(session, wish, problem)
-        if isinstance(ready, str):
-            host.gemm(problem.precision, alpha, a, b, beta, c)
-            return
-        a_arg, b_arg = transfer.place(session, a.data), transfer.place(session, b.data)
-        c_arg = transfer.place(session, c, read=problem.reads_c)
-        ready.run(slots(problem, alpha, beta, a_arg, b_arg, c_arg))
-        transfer.fetch(session, c_arg, c)
-    except session.cl.Error as error:
-        raise sessions.translated(error, f"{problem.precision}gemm on {session}") from error
-
-
-def _ready(session: Session, wish: str, problem: Gemm) -> Ready | Literal["host"]:
-    """Decide where a problem runs and, if on the device, build its plan: once for each problem."""
     ready: Ready | Literal["host"] = HOST
     if route(session.traits, problem, wish) != HOST:
-        session.require(PRECISIONS[problem.precision])
-        config = tuner.config_for(session, problem)
-        plan = BY_NAME[config.family].plan(session.traits, problem, config)
-        with session.lock:
-            ready = Ready(session, plan)
-    if len(session.ready) >= READY_PLANS:
-        session.ready.clear()
-    session.ready[wish, problem] = ready
-    return ready
+        session.require(precision)
+        with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
+            config = tuner.config_for(session, problem)
+            plan = BY_NAME[config.family].plan(session.traits, problem, config)
+            with session.lock:
+                ready = Ready(session, plan)
+    return Known(ready, problem, turned, precision.is_complex)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clgemm.problem import PRECISIONS
+from clgemm.kernels.family import SLOTS
 from clgemm.runtime import opencl
 
 if TYPE_CHECKING:
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from clgemm.runtime.session import Session
 
 
-def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) -> dict[str, Any]:
-    """Say what the names in a plan's arguments stand for in one call.
+Values = tuple[complex, complex, Any, Any, Any]
+"""alpha, beta, a, b and c: what a call brings; `SLOTS` starts with their names."""
+
+
+def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) -> Values:
+    """Say what the first names in a plan's arguments stand for in one call.
 
     Parameters
     ----------
@@ -26,17 +30,12 @@ def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) 
     a, b, c : Buffer or SVM
         The operands on the device.
     """
-    precision = PRECISIONS[problem.precision]
-    scalar = precision.dtype.type
-    if not precision.is_complex:
-        alpha, beta = alpha.real, beta.real
-    return {
-        "alpha": scalar(alpha), "beta": scalar(beta),
-        "a": a, "b": b, "c": c,
-    }  # fmt: skip
+    if problem.precision in "sd":
+        return alpha.real, beta.real, a, b, c
+    return alpha, beta, a, b, c
 
 
-_Launch = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...], list[Any], list[tuple[int, str]]]
+_Launch = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...], list[Any], list[tuple[int, int]]]
 
 
 class Ready:
@@ -61,32 +60,31 @@ class Ready:
                 step.global_size,
                 step.local_size,
                 list(step.args),
-                [(i, name) for i, name in enumerate(step.args) if isinstance(name, str)],
+                [(i, SLOTS.index(x)) for i, x in enumerate(step.args) if isinstance(x, str)],
             )
             for step in plan.steps
         ]
 
-    def run(self, values: dict[str, Any]) -> None:
+    def run(self, values: Values) -> None:
         """Launch every step and wait for the last one; the GIL is released meanwhile.
 
         Parameters
         ----------
-        values : dict
-            What the names in the plan's arguments stand for, but for scratch and counters.  The
-            caller keeps the memory alive: OpenCL does not.
+        values : tuple
+            What `slots` gave.  The caller keeps the memory alive: OpenCL does not.
         """
-        session = self._session
+        session, workspace = self._session, self._session.workspace
         session.running.append(None)
         try:
             with session.lock:
-                if self._scratch_bytes:
-                    values["scratch"] = session.scratch(self._scratch_bytes)
-                if self._counts:
-                    values["counters"], values["cell"] = session.counter()
+                # Held until the last launch has ended: another call may replace the scratch memory.
+                scratch = workspace.scratch(self._scratch_bytes) if self._scratch_bytes else None
+                counters, cell = workspace.counter() if self._counts else (None, 0)
+                bound = (*values, scratch, counters, cell)
                 for kernel, global_size, local_size, constants, named in self._launches:
                     args = constants.copy()  # what is kept must not keep the caller's memory alive
-                    for i, name in named:
-                        args[i] = values[name]
+                    for i, slot in named:
+                        args[i] = bound[slot]
                     kernel.set_args(*args)
                     event = self._enqueue(session.queue, kernel, global_size, local_size)
             event.wait()

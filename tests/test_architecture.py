@@ -29,6 +29,7 @@ LAYERS = (
     "tuning",
     "route",
     "driver",
+    "small",
     "blas _matmul arguments operands stacks",
     "interpose cli __main__ __init__",
 )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import reference
+from helpers import CPU
 
 from clgemm import transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS, Config
-from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime.session import COUNTERS
+from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.runtime.workspace import COUNTERS
 from clgemm.tuning.trial import random_matrix, run_once
 
 SHAPES = [
@@ -182,7 +184,7 @@ def test_plans_are_data(session, family, code):
     assert hash(plan)
     for step in plan.steps:
         assert len(step.args) == len(step.kernel.signature)
-        assert {x for x in step.args if isinstance(x, str)} <= SLOTS
+        assert {x for x in step.args if isinstance(x, str)} <= set(SLOTS)
         assert all(
             g % local == 0 for g, local in zip(step.global_size, step.local_size, strict=True)
         )
@@ -241,7 +243,7 @@ def test_counters_come_round(session, rng):
     values = slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c)))
     for _ in range(COUNTERS + 50):
         c[...] = np.nan
-        ready.run(dict(values))
+        ready.run(values)
         np.testing.assert_array_equal(c, want)
 
 
@@ -255,3 +257,57 @@ def test_more_tiles_than_workers(session, shape, rng):
                        np.empty(shape[:2], order="F"), reads_c=False)  # fmt: skip
     assert family.tiles(session.traits, problem, config).tiles > session.traits.compute_units
     verify(session, config, precision, shape, "NN", 1.0, 0.5, rng)
+
+
+CUT_ALONG_K = [(3, 5, 5000), (70, 33, 20000), (64, 64, 4099)]
+
+
+@pytest.mark.parametrize("units", [2, 16, 64])
+@pytest.mark.parametrize("code", "sdcz")
+def test_parts_along_k_are_added(session, code, units, rng):
+    """Few tiles and a long K, as a machine with many cores would cut it."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(session, family, precision)
+    many = replace(session.traits, compute_units=units)
+    config = family.default(many, precision)
+    cut = 0
+    for m, n, k in CUT_ALONG_K:
+        a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, n, k).T
+        c = random_matrix(rng, precision, m, n)
+        want, size = reference.gemm(-0.5, a, b, 0.25, c)
+        problem = describe(Operand(a), Operand(b), c, reads_c=True)
+        cut += family.tiles(many, problem, config).parts > 1
+        plan = family.plan(many, problem, config)
+        ready = Ready(session, plan)
+        results = []
+        for _ in range(5):
+            got = c.copy(order="F")
+            places = [transfer.place(session, x) for x in (a, b, got)]
+            session.workspace.poison(session.queue, plan.scratch_bytes)
+            ready.run(slots(problem, -0.5, 0.25, *places))
+            transfer.fetch(session, places[2], got)
+            results.append(got)
+        reference.assert_within_bound(results[0], want, size, k, precision.eps)
+        assert len({x.tobytes() for x in results}) == 1
+    assert cut, "no case was cut along K: the test tests nothing"
+
+
+@pytest.mark.parametrize("units", [1, 2, 8, 64, 256])
+def test_scratch_of_cpu_packed_is_bounded(units):
+    """At most 8 MiB a compute unit, whatever the size, the transposes and the parameters."""
+    family, traits = BY_NAME["cpu_packed"], replace(CPU, compute_units=units)
+    shapes = [(n, n, n) for n in (1, 100, 1000, 5000, 40_000)]
+    shapes += [(64, 64, 10**7), (10**6, 37, 500), (37, 10**6, 5000), (3000, 3000, 10**6)]
+    checked = 0
+    for code, precision in PRECISIONS.items():
+        configs = list(family.candidates(traits, precision))
+        for shape, trans_b in itertools.product(shapes, (False, True)):
+            m, n, k = shape
+            problem = Gemm(
+                code, m, n, k, 1, False, False, m, 0, trans_b, False, max(n, k), 0, m, 0, False
+            )
+            for config in random.Random(units).sample(configs, 5):
+                plan = family.plan(traits, problem, config)
+                assert plan.scratch_bytes <= units * 8 << 20, (problem, config)
+                checked += 1
+    assert checked

@@ -11,7 +11,8 @@ import reference
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from clgemm import driver, transfer
-from clgemm.problem import PRECISIONS, layout_of
+from clgemm.problem import PRECISIONS, address_of, layout_of
+from clgemm.runtime import opencl
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.trial import random_matrix
@@ -215,3 +216,44 @@ def test_stacks_with_separate_memories(session, code, rng):
             reference.assert_within_bound(c, want, size, 13, precision.eps)
         except AssertionError as error:
             raise AssertionError(f"a {name}, beta {beta}, c {how}: {error}") from error
+
+
+WHERE = """
+__kernel void where(__global const char *x, __global ulong *out) { out[0] = (ulong)x; }
+"""
+
+
+@pytest.mark.parametrize("system_svm", [True, False])
+def test_kernels_see_the_memory_of_the_caller(session, system_svm):
+    """Zero copy, by counting the operands that a kernel finds where the caller has them.
+
+    A runtime that copies silently, as Intel's does for read-only buffers that are not on a page,
+    shows another address.
+    """
+    if not session.traits.unified_memory:
+        pytest.skip(f"{session.traits.describe()} has a memory of its own")
+    if system_svm and not session.traits.system_svm:
+        pytest.skip(f"{session.traits.describe()} follows no host pointers")
+    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
+    found = found._replace(traits=replace(found.traits, system_svm=system_svm))
+    apart = sessions.Session(found, "a test")
+    kernel = cl.Kernel(opencl.build(apart.context, WHERE), "where")
+    memory = np.zeros(3 << 20, np.uint8)
+    seen, wanted = [], []
+    for offset, dtype in itertools.product((*range(0, 80, 4), 4092, 4096), "fdFD"):
+        itemsize = np.dtype(dtype).itemsize
+        if offset % (itemsize // 2 if dtype in "FD" else itemsize):
+            continue
+        for rows, columns in ((1, 1), (5, 7), (300, 200)):
+            flat = memory[offset:][: rows * columns * itemsize].view(dtype)
+            for x in (flat.reshape(rows, columns), flat.reshape(columns, rows).T):
+                x.flags.writeable = bool(offset % 8)
+                out = np.zeros(1, np.uint64)
+                # Kept until the launch has ended: OpenCL keeps neither.
+                places = transfer.place(apart, x), transfer.place(apart, out.reshape(1, 1))
+                kernel.set_args(*places)
+                cl.enqueue_nd_range_kernel(apart.queue, kernel, (1,), (1,)).wait()
+                seen.append(int(out[0]))
+                wanted.append(address_of(x))
+    assert len(seen) > 200
+    assert sum(x != y for x, y in zip(seen, wanted, strict=True)) == 0

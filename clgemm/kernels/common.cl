@@ -24,10 +24,16 @@
 
 #if IS_COMPLEX
 #define CE 2  // reals in an element
+#define ONE 1, 0
 typedef CAT(REAL, 2) ELEM;
 #else
 #define CE 1
+#define ONE 1
 typedef REAL ELEM;
+#endif
+
+#ifndef CLANG_BUILTINS
+#define CLANG_BUILTINS 0  // 1: the compiler is clang and lowers its builtins
 #endif
 
 // One problem in column-major terms, as family.py packs it.  Element (row, column) of op(X) lies at

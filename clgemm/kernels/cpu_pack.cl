@@ -17,6 +17,8 @@
 #define KU 4  // unroll of the micro-kernel's loop over k; panels are padded to a multiple of it
 #endif
 
+#define AHEAD 6  // columns of A between the one that is packed and the one that is fetched
+
 #define PLANAR IS_COMPLEX
 #define PAIRS 0
 
@@ -107,9 +109,15 @@ INLINE void pack_block(int W, int planar, int count, int kc, int kp, __global co
     } else {
         // k outermost: whole columns of the source are read in order, twice as fast as panel by panel.
         for (int p = 0; p < kc; p++)
-            for (int i = 0; i < full; i += W)
+            for (int i = 0; i < full; i += W) {
+#if CLANG_BUILTINS
+                UNROLL
+                for (int u = 0; u < W * CE * (int)sizeof(REAL); u += 64)
+                    __builtin_prefetch((const void *)((ulong)(x + i + (p + AHEAD) * ld) + u), 0, 3);
+#endif
                 pack_row(W, planar, x + i + p * ld, conj,
                          panels + (long)i * kp * CE + (long)p * W * CE);
+            }
     }
     if (full < count)
         pack_edge(W, planar, count - full, kc, x + (along_k ? full * ld : (long)full),

@@ -58,7 +58,11 @@ class KernelSpec(NamedTuple):
 
 Arg = int | str | bytes
 """A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
-SLOTS = frozenset({"a", "b", "c", "scratch", "alpha", "beta", "counters", "cell"})
+SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "cell")
+
+
+CELL_STEP = 16
+"""Counters that a launch may use: a cache line."""
 
 
 class Step(NamedTuple):
@@ -76,7 +80,7 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
     scratch_bytes: int = 0
     counts: bool = False
-    """Whether its one step takes a zeroed counter: ``counters`` and the ``cell`` in them."""
+    """Whether its one step takes zeros to count with: ``counters`` from ``cell`` on."""
 
 
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.

@@ -1,4 +1,4 @@
-"""One device in use: context, queue, kernels, scratch.  The rules for threads and forks live here.
+"""One device in use: context, queue, kernels, workspace.  Here are the rules for threads and forks.
 
 Threads share a session.  Its queue runs in order, so launches of different threads follow each
 other and may share scratch memory; `Session.lock` covers what must stay together (arguments, then
@@ -15,9 +15,7 @@ import ctypes
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
 from clgemm.errors import DeviceError
@@ -25,12 +23,13 @@ from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
+from clgemm.runtime.workspace import Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clgemm.execute import Ready
-    from clgemm.problem import Gemm, Precision
+    from clgemm.driver import Known
+    from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.tuner import Tuned
 
@@ -38,9 +37,6 @@ OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
     "OUT_OF_HOST_MEMORY",
 })  # fmt: skip
-
-COUNTERS = 1024
-CELL_STEP = 16  # elements from one counter to the next: a cache line each
 
 
 class Session:
@@ -68,53 +64,19 @@ class Session:
         except cl.Error as error:
             raise translated(error, f"opening {self}") from error
         self.programs = Programs(self.context, self.traits, binaries)
-        self.ready: dict[tuple[str, Gemm], Ready | Literal["host"]] = {}
-        """What `driver` decided and built, by wish and problem."""
+        self.known: dict[tuple[Any, ...], Known] = {}
+        """What `driver` decided and built, by the shapes and strides of a call."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
         self.running: list[None] = []
         """One entry for each call that is on the device now."""
-        self._scratch: cl.Buffer | None = None
-        self._counters: Any = None
-        self._cells = np.zeros(0, np.uint32)
-        self._cell = 0
+        self.workspace = Workspace(self.context, system_svm=self.traits.system_svm)
+        """Scratch memory and counters; hold `lock` from asking for them until the launch."""
 
     def __str__(self) -> str:
         return self.traits.describe()
-
-    def scratch(self, nbytes: int) -> cl.Buffer:
-        """Return scratch of at least `nbytes`; hold `lock` until its last use is enqueued."""
-        if self._scratch is None or self._scratch.size < nbytes:
-            # The queue keeps the smaller one alive until its last launch has ended.
-            self._scratch = None
-            self._scratch = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
-        return self._scratch
-
-    def counter(self) -> tuple[Any, int]:
-        """Return counters that kernels share with the host, and which of them is zero and free.
-
-        Only for devices with unified memory.  A cell comes round again after `COUNTERS` launches,
-        far more than can be waiting; hold `lock` until the launch is enqueued.
-        """
-        if self._counters is None:
-            self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
-            access = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
-            self._counters = (
-                self.cl.SVM(self._cells)
-                if self.traits.system_svm
-                else cl.Buffer(self.context, access, hostbuf=self._cells)
-            )
-        self._cell = (self._cell + CELL_STEP) % len(self._cells)
-        self._cells[self._cell] = 0
-        return self._counters, self._cell
-
-    def poison_scratch(self, nbytes: int) -> None:
-        """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
-        with self.lock:
-            memory = self.scratch(nbytes)
-            cl.enqueue_fill_buffer(self.queue, memory, np.array(np.nan), 0, memory.size // 8 * 8)
 
     def require(self, precision: Precision) -> None:
         """Refuse a precision that the device does not have.

@@ -57,7 +57,10 @@ def config_for(session: Session, problem: Gemm) -> Config:
     config = tuned.choices[problem.size_class]
     if BY_NAME[config.family].accepts(problem):
         return config
-    return BY_NAME["direct"].default(session.traits, PRECISIONS[problem.precision])
+    traits, precision = session.traits, PRECISIONS[problem.precision]
+    families = (*competitors(traits, precision), BY_NAME["direct"])
+    family = next(f for f in families if f.accepts(problem))  # direct takes anything
+    return family.default(traits, precision)
 
 
 def tuned_for(session: Session, code: str) -> Tuned:

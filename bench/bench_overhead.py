@@ -1,0 +1,124 @@
+"""What a small call costs beside SciPy's, in microseconds, and where the time goes.
+
+    python bench/bench_overhead.py [--n 8] [--precisions sdcz]
+
+The stages are the functions that a call of a known kind goes through, each timed alone with the
+arguments it has there, so their sum is about the call's own time.  "launch" is the device's part:
+an empty problem's launch and the wait for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import timeit
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.linalg.blas
+
+import clgemm
+from clgemm import driver, settings, transfer
+from clgemm.arguments import as_factor, as_flag, as_matrix, as_transposition
+from clgemm.cli import versions
+from clgemm.execute import slots
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import session as sessions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from clgemm.runtime.session import Session
+
+REPEATS = 7
+
+
+def microseconds(run: Callable[[], object]) -> float:
+    """Time one run: the best of some blocks, since noise only adds."""
+    timer = timeit.Timer(run)
+    number, _ = timer.autorange()
+    number = max(1, number // 4)
+    return min(timer.repeat(REPEATS, number)) / number * 1e6
+
+
+def operands(code: str, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Make two column-major matrices."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(-1, 1, (n, n)).astype(PRECISIONS[code].dtype, order="F") for _ in "ab")
+    return a, b
+
+
+def stages(session: Session, code: str, n: int) -> dict[str, float]:
+    """Time the parts of a call that goes to the device."""
+    precision = PRECISIONS[code]
+    a, b = operands(code, n)
+    c = np.zeros((n, n), precision.dtype, order="F")
+    driver.gemm(1.0, a, b, 0.0, c)
+    known = next(
+        known
+        for key, known in session.known.items()
+        if key[1] == precision.dtype and key[5] == a.shape and not isinstance(known.ready, str)
+    )
+    ready = known.ready
+    assert not isinstance(ready, str)
+    places = [transfer.place(session, x) for x in (a, b, c)]
+    values = slots(known.problem, 1.0, 0.0, *places)
+
+    def arguments() -> None:
+        as_flag("", "", 0)
+        as_transposition("", "", 0)
+        as_transposition("", "", 0)
+        as_factor("", "", 1.0, precision)
+        as_factor("", "", 0.0, precision)
+        as_matrix("", "", a, precision.dtype)
+        as_matrix("", "", b, precision.dtype)
+
+    def place() -> None:
+        for x in (a, b, c):
+            transfer.place(session, x)
+
+    found = {
+        "arguments": microseconds(arguments),
+        "allocate": microseconds(lambda: np.empty((n, n), precision.dtype, "F")),
+        "settings": microseconds(settings.route),
+        "place": microseconds(place),
+        "set, launch, wait": microseconds(lambda: ready.run(values)),
+    }
+    whole = microseconds(lambda: driver.gemm(1.0, a, b, 0.0, c))
+    found["rest of driver"] = whole - sum(list(found.values())[2:])
+    return found
+
+
+def rows(session: Session, code: str, n: int) -> dict[str, float]:
+    """Time whole calls, then the stages of one."""
+    a, b = operands(code, n)
+    ours, theirs = getattr(clgemm, code + "gemm"), getattr(scipy.linalg.blas, code + "gemm")
+    found = {f"scipy.linalg.blas.{code}gemm": microseconds(lambda: theirs(1.0, a, b))}
+    for wish in ("auto", "host", "device"):
+        os.environ["CLGEMM_ROUTE"] = wish
+        found[f"clgemm.{code}gemm, CLGEMM_ROUTE={wish}"] = microseconds(lambda: ours(1.0, a, b))
+    return found | {f"    {name}": t for name, t in stages(session, code, n).items()}
+
+
+def main() -> int:
+    """Print a table a precision."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--n", type=int, default=8)
+    parser.add_argument("--precisions", default="sdcz")
+    arguments = parser.parse_args()
+    session = sessions.current()
+    if session is None:
+        raise SystemExit("no OpenCL device can be used here")
+    print(f"{versions()}\n{session}, n = {arguments.n}, microseconds a call\n")
+    for code in arguments.precisions:
+        for name, t in rows(session, code, arguments.n).items():
+            print(f"{name:40}{t:9.2f}")
+        print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Memory that calls share: scratch that only grows, and counters that kernels take tiles from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.kernels.family import CELL_STEP
+from clgemm.runtime import opencl
+from clgemm.runtime.opencl import cl
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PAGE = 4096  # bytes
+COUNTERS = 1024  # launches until a counter comes round again
+
+
+class Workspace:
+    """The scratch memory and the counters of one context.
+
+    On devices that follow host pointers both are host memory: arguments of one kind are set faster
+    than mixed ones.
+
+    Parameters
+    ----------
+    context : cl.Context
+        Of one device.
+    system_svm : bool
+        Whether kernels may follow any host pointer.
+    """
+
+    def __init__(self, context: cl.Context, *, system_svm: bool) -> None:
+        self._cl: Any = opencl.load()
+        self._context = context
+        self._system_svm = system_svm
+        self._scratch: Any = None
+        self._counters: Any = None
+        self._cells = np.zeros(0, np.uint32)
+        self._cell = 0
+
+    def scratch(self, nbytes: int) -> Any:
+        """Return scratch of at least `nbytes` that starts on a page.
+
+        The caller keeps it until its launch has ended: a call that needs more replaces it.
+        """
+        if self._scratch is None or self._scratch.size < nbytes:
+            self._scratch = None
+            self._scratch = (
+                self._cl.SVM(_pages(nbytes))
+                if self._system_svm
+                else cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+            )
+        return self._scratch
+
+    def poison(self, queue: cl.CommandQueue, nbytes: int) -> None:
+        """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
+        memory = self.scratch(nbytes)
+        if self._system_svm:
+            memory.mem.view(np.float64)[...] = np.nan
+            return
+        size = memory.size // 8 * 8
+        cl.enqueue_fill_buffer(queue, memory, np.array(np.nan), 0, size)
+
+    def counter(self) -> tuple[Any, int]:
+        """Return counters that kernels share with the host, and the first of a free line of zeros.
+
+        Only for devices with unified memory.  A cell comes round again after `COUNTERS` launches,
+        far more than can be waiting.
+        """
+        if self._counters is None:
+            self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
+            access = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
+            self._counters = (
+                self._cl.SVM(self._cells)
+                if self._system_svm
+                else cl.Buffer(self._context, access, hostbuf=self._cells)
+            )
+        self._cell = (self._cell + CELL_STEP) % len(self._cells)
+        self._cells[self._cell : self._cell + CELL_STEP] = 0
+        return self._counters, self._cell
+
+
+def _pages(nbytes: int) -> NDArray[np.uint8]:
+    """Return at least `nbytes` of memory that start on a page and end with one."""
+    memory = np.empty((nbytes // PAGE + 2) * PAGE, np.uint8)
+    start = -memory.ctypes.data % PAGE
+    return memory[start : start + (nbytes // PAGE + 1) * PAGE]

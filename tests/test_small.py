@@ -1,0 +1,87 @@
+"""The short way of small products: what takes it, what does not, and that answers are SciPy's."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.linalg.blas
+
+import clgemm
+from clgemm import driver, small
+from clgemm.problem import PRECISIONS
+from clgemm.tuning.trial import random_matrix
+
+
+@pytest.fixture
+def auto(monkeypatch):
+    """Let the route decide, as users do; and refuse the long way."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+
+    def gemm(*_arguments, **_flags):
+        raise AssertionError("a small product took the long way")
+
+    monkeypatch.setattr(driver, "gemm", gemm)
+
+
+@pytest.mark.usefixtures("auto")
+@pytest.mark.parametrize("code", "sdcz")
+def test_small_products_are_scipys_bit_by_bit(code, rng):
+    precision = PRECISIONS[code]
+    ours, theirs = getattr(clgemm, code + "gemm"), getattr(scipy.linalg.blas, code + "gemm")
+    for trans_a, trans_b, order in itertools.product((0, 1, 2), (0, 1, 2), "FC"):
+        a = random_matrix(rng, precision, *((5, 7) if not trans_a else (7, 5)))
+        b = random_matrix(rng, precision, *((7, 3) if not trans_b else (3, 7)))
+        a, b = (np.array(x, order=order) for x in (a, b))
+        flags = {"trans_a": trans_a, "trans_b": trans_b}
+        got, want = ours(1.5, a, b, **flags), theirs(1.5, a, b, **flags)
+        assert got.tobytes("F") == want.tobytes("F")
+        assert got.flags.f_contiguous
+    x = random_matrix(rng, precision, 6, 6)
+    np.testing.assert_array_equal(clgemm.matmul(x, x), np.matmul(x, x))
+
+
+@pytest.mark.parametrize(
+    ("code", "n"), [("s", 64), ("d", 65), ("c", 40), ("c", 41), ("z", 41), ("s", 65)]
+)
+def test_the_limit_is_that_of_the_route(code, n, monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    precision = PRECISIONS[code]
+    x = np.ones((n, n), precision.dtype)
+    taken = 2 * n**3 * (4 if precision.is_complex else 1) <= small.SMALL_FLOPS
+    assert (small.gemm(precision.dtype, 1.0, x, x, 0, 0) is not None) == taken
+    assert (small.matmul(x, x) is not None) == taken
+
+
+def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
+    single = np.dtype(np.float32)
+    x = np.ones((4, 4), np.float32)
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    assert small.gemm(single, 1.0, x, x, 0, 0) is not None
+    unusual = [
+        (1, x, x, 0, 0),
+        (1.0, x.astype(np.float64), x, 0, 0),
+        (1.0, x.tolist(), x, 0, 0),
+        (1.0, x[0], x, 0, 0),
+        (1.0, x, x, 3, 0),
+        (1.0, x, x, 0, None),
+        (1.0, x, x[:3], 0, 0),
+        (1.0, x[:0], x, 0, 0),
+        (1.0, x.view(np.matrix), x, 0, 0),
+    ]
+    assert [small.gemm(single, *call) for call in unusual] == [None] * len(unusual)
+    assert small.matmul(x, x[0]) is None
+    assert small.matmul(x.astype(int), x.astype(int)) is None
+    for wish in ("device", "host"):
+        monkeypatch.setenv("CLGEMM_ROUTE", wish)
+        assert small.gemm(single, 1.0, x, x, 0, 0) is None
+        assert small.matmul(x, x) is None
+
+
+@pytest.mark.usefixtures("auto")
+def test_beta_and_c_take_the_long_way():
+    x = np.ones((4, 4))
+    for more in ({"c": x}, {"beta": float("nan")}, {"beta": 2.0}):
+        with pytest.raises(AssertionError, match="long way"):
+            clgemm.dgemm(1.0, x, x, **more)
