@@ -15,6 +15,7 @@ import numpy as np
 
 from clgemm.execute import slots
 from clgemm.kernels import BY_NAME
+from clgemm.kernels.family import SLOTS
 from clgemm.problem import PRECISIONS, Gemm
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
@@ -85,7 +86,9 @@ class Resident:
         if whole:
             traits = replace(traits, compute_units=1)
         plan = BY_NAME[config.family].plan(traits, self.g, config)
-        values = slots(self.g, ALPHA, BETA, *self._buffers)
+        values: dict[str, Any] = dict(
+            zip(SLOTS, slots(self.g, ALPHA, BETA, *self._buffers), strict=False)
+        )
         if plan.scratch_bytes:
             if self._scratch is None or self._scratch.size < plan.scratch_bytes:
                 flags = cl.mem_flags.READ_WRITE
@@ -109,7 +112,7 @@ class Resident:
         return enqueue
 
     def _run_counting(self, plan: Any, values: dict[str, Any]) -> None:
-        values["counters"], values["cell"] = self._session.counter()
+        values["counters"], values["cell"] = self._session.workspace.counter()
         for step in plan.steps:
             kernel = self._session.programs.kernel(step.kernel)
             kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))

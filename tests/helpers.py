@@ -8,7 +8,10 @@ import sys
 import warnings
 from dataclasses import fields, replace
 
+import numpy as np
+
 from clgemm.errors import ClgemmWarning
+from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
 _FACTS = {
@@ -53,3 +56,19 @@ def run_python(program, *arguments, timeout=60, **environment):
         timeout=timeout,
         check=False,
     )
+
+
+def read_scratch(session, nbytes):
+    """Return what the first bytes of a session's scratch memory hold."""
+    memory = session.workspace.scratch(nbytes)
+    host = np.empty(memory.size, np.uint8)
+    cl.enqueue_copy(session.queue, host, memory).wait()
+    return host[:nbytes]
+
+
+def write_scratch(session, values):
+    """Put an array's bytes at the start of a session's scratch memory."""
+    memory = session.workspace.scratch(values.nbytes)
+    host = np.zeros(memory.size, np.uint8)
+    host[: values.nbytes] = values.reshape(-1).view(np.uint8)
+    cl.enqueue_copy(session.queue, memory, host).wait()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from helpers import GPU
+from helpers import GPU, read_scratch, write_scratch
 
 from clgemm import transfer
 from clgemm.execute import Ready, slots
@@ -15,7 +15,6 @@ from clgemm.kernels import nv_dmma_cut
 from clgemm.kernels.family import Config, Plan
 from clgemm.kernels.nv_dmma import LOCAL_BYTES, NvDmma
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
-from clgemm.runtime.opencl import cl
 from clgemm.tuning.trial import random_matrix
 
 FAMILY = NvDmma()
@@ -262,10 +261,9 @@ def test_panels_lie_as_drawn(session, code, size, trans, rng):
     assert problem.trans_a == problem.trans_b == trans
     places = [transfer.place(session, x) for x in (a, b, out)]
     with session.lock:
-        session.poison_scratch(plan.scratch_bytes)
+        session.workspace.poison(session.queue, plan.scratch_bytes)
         Ready(session, Plan((pack,), plan.scratch_bytes)).run(slots(problem, 1, 0, *places))
-        packed = np.empty(plan.scratch_bytes // precision.itemsize, precision.dtype)
-        cl.enqueue_copy(session.queue, packed, session.scratch(plan.scratch_bytes))
+        packed = read_scratch(session, plan.scratch_bytes).view(precision.dtype)
     left = a.conj() if trans and precision.is_complex else a
     kind_a = "WHOLE" if precision.is_complex else "ALONG_W"
     want = np.concatenate([
@@ -293,7 +291,7 @@ def test_parts_are_added_up(session, code, rng):
     c = before.copy(order="F")
     places = [transfer.place(session, x) for x in (c, c, c)]
     with session.lock:
-        cl.enqueue_copy(session.queue, session.scratch(plan.scratch_bytes), room)
+        write_scratch(session, room)
         Ready(session, Plan((reduce,), plan.scratch_bytes)).run(slots(g, 1.5, 0.5, *places))
     transfer.fetch(session, places[2], c)
     terms = room[: parts * g.m * g.n].reshape(parts, g.n, g.m).swapaxes(1, 2)
@@ -338,7 +336,7 @@ def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
     places = {x: transfer.place(gpu, memory[x].reshape(-1, 1)) for x in "abc"}
     for _ in range(repeats):
         if plan.scratch_bytes:
-            gpu.poison_scratch(plan.scratch_bytes)
+            gpu.workspace.poison(gpu.queue, plan.scratch_bytes)
         ready.run(slots(problem, alpha, beta, *places.values()))
         out = memory["c"].reshape(-1, 1).copy()
         transfer.fetch(gpu, places["c"], out)

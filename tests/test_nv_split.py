@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pyopencl as cl
 import pytest
-from helpers import GPU
+from helpers import GPU, heard, read_scratch
 from test_families import operand, value
 
-from clgemm import transfer
+from clgemm import settings, transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import source
 from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
-from clgemm.kernels.nv_split import LOCAL_BYTES, NvSplit, parts_of
+from clgemm.kernels.nv_split import LOCAL_BYTES, SURVEY_ITEMS, NvSplit, parts_of
 from clgemm.kernels.nv_split_layout import (
     TIMES,
     Tile,
@@ -126,13 +126,14 @@ def whole(panels, strips, part):
 
 def packed(session, problem, a, b, tile):
     """Run the first two kernels and return the scratch memory by its parts."""
+    if session.traits.max_work_group_size < SURVEY_ITEMS:
+        pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
     plan = FAMILY.plan(session.traits, problem, config_of(tile))
     ready = Ready(session, Plan(plan.steps[:2], plan.scratch_bytes))
-    session.poison_scratch(plan.scratch_bytes)
+    session.workspace.poison(session.queue, plan.scratch_bytes)
     c = np.zeros((problem.n, problem.m), PRECISIONS[problem.precision].dtype).T
     ready.run(slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c))))
-    host = np.empty(plan.scratch_bytes, np.uint8)
-    cl.enqueue_copy(session.queue, host, session.scratch(plan.scratch_bytes))
+    host = read_scratch(session, plan.scratch_bytes)
     chosen = best_tile(problem, tile, session.traits.compute_units)
     return chosen, lay_out(problem, chosen, session.traits.compute_units).split, host
 
@@ -292,6 +293,15 @@ def test_supports_hopper_alone(code, monkeypatch):
     assert not FAMILY.supports(HOPPER, precision)
 
 
+def test_a_wish_that_cannot_be_read_is_said_and_ignored(monkeypatch):
+    monkeypatch.setenv("CLGEMM_FP32", "fam")
+    settings._warn_once.cache_clear()
+    assert heard(settings.splits_fp32) == [
+        "CLGEMM_FP32='fam' is none of auto, fma; 'auto' is used",
+    ]
+    assert settings.splits_fp32()
+
+
 def test_double_precision_is_not_split():
     assert not any(FAMILY.supports(HOPPER, PRECISIONS[code]) for code in "dz")
 
@@ -314,7 +324,7 @@ def test_accepts_what_pays():
 @pytest.mark.parametrize("code", "sc")
 def test_parts_cover_the_problem_within_the_limit(code):
     limit = 200 << 20
-    problem = square(4096, code)._replace(n=20000, ldc=4100, offset_c=7)
+    problem = square(2048, code)._replace(n=40000, ldc=4100, offset_c=7)
     parts = list(parts_of(problem, Tile(2, 128), 132, limit))
     assert len(parts) > 1
     assert sum(part.n for part in parts) == problem.n
@@ -323,6 +333,17 @@ def test_parts_cover_the_problem_within_the_limit(code):
         assert part.offset_c == 7 + columns * 4100
         assert part.offset_b == columns * part.ldb
         columns += part.n
+    tall = square(2048, code)._replace(m=60000, lda=60001, ldc=60002, trans_a=False)
+    parts = list(parts_of(tall, Tile(2, 128), 132, limit))
+    rows = 0
+    for part in parts:
+        assert (part.offset_a, part.offset_b, part.offset_c) == (rows, 0, rows)
+        assert lay_out(part, Tile(2, 128), 132).scratch_bytes <= limit
+        rows += part.m
+    assert rows == tall.m
+    turned = next(p for p in parts_of(tall._replace(trans_a=True), Tile(2, 128), 132, limit)
+                  if p.offset_c)  # fmt: skip
+    assert turned.offset_a == turned.offset_c * 60001
     batch = square(512, code, batch=300, stride_a=512 * 512, stride_c=512 * 512)
     parts = list(parts_of(batch, Tile(1, 64), 132, limit))
     assert sum(part.batch for part in parts) == 300

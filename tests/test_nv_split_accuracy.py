@@ -258,8 +258,8 @@ def test_a_thousand_runs_give_the_same_bits(session, config, code, case, shape, 
     first = None
     for i in range(1000):
         if i % 100 == 0:
-            session.poison_scratch(plan.scratch_bytes)
-        ready.run(dict(values))
+            session.workspace.poison(session.queue, plan.scratch_bytes)
+        ready.run(values)
         if i % 20 == 0 or i < 20:
             transfer.fetch(session, places[2], c)
             bits = c.tobytes()

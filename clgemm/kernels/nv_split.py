@@ -53,6 +53,7 @@ from clgemm.kernels.family import (
     gemm_args,
     precision_defines,
     precision_of,
+    round_up,
 )
 from clgemm.kernels.nv_split_layout import TIMES, Grid, Tile, best_tile, lay_out, reals
 
@@ -165,30 +166,48 @@ class NvSplit(KernelFamily):
 
 
 def parts_of(problem: Gemm, tile: Tile, workers: int, limit: int) -> Iterator[Gemm]:
-    """Cut a problem along its stack, then along n, until each part's scratch is within the limit.
+    """Cut a problem along its stack, then along n or m, until each part's scratch fits the limit.
 
     A part that cannot be cut any further is given as it is; memory then decides.
     """
+    rows_x, rows_y, _ = reals(problem)
     if lay_out(problem, tile, workers).scratch_bytes <= limit:
         yield problem
-    elif problem.batch > 1:
-        half = problem.batch // 2
-        yield from parts_of(problem._replace(batch=half), tile, workers, limit)
-        rest = problem._replace(
-            batch=problem.batch - half,
-            offset_a=problem.offset_a + half * problem.stride_a,
-            offset_b=problem.offset_b + half * problem.stride_b,
-            offset_c=problem.offset_c + half * problem.stride_c,
-        )
-        yield from parts_of(rest, tile, workers, limit)
-    elif problem.n > 16 * tile.bx:
-        half = -(-problem.n // 2 // tile.bx) * tile.bx
-        yield from parts_of(problem._replace(n=half), tile, workers, limit)
-        rest = problem._replace(
-            n=problem.n - half,
-            offset_b=problem.offset_b + half * (1 if problem.trans_b else problem.ldb),
-            offset_c=problem.offset_c + half * problem.ldc,
-        )
-        yield from parts_of(rest, tile, workers, limit)
-    else:
+        return
+    if problem.batch > 1:
+        halves = _cut_stack(problem)
+    elif max(rows_x, rows_y) <= 16 * tile.bx:
         yield problem
+        return
+    else:
+        halves = _cut_n(problem, tile) if rows_x >= rows_y else _cut_m(problem, tile)
+    for half in halves:
+        yield from parts_of(half, tile, workers, limit)
+
+
+def _cut_stack(problem: Gemm) -> tuple[Gemm, Gemm]:
+    half = problem.batch // 2
+    return problem._replace(batch=half), problem._replace(
+        batch=problem.batch - half,
+        offset_a=problem.offset_a + half * problem.stride_a,
+        offset_b=problem.offset_b + half * problem.stride_b,
+        offset_c=problem.offset_c + half * problem.stride_c,
+    )
+
+
+def _cut_n(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
+    half = round_up(problem.n // 2, tile.bx)
+    return problem._replace(n=half), problem._replace(
+        n=problem.n - half,
+        offset_b=problem.offset_b + half * (1 if problem.trans_b else problem.ldb),
+        offset_c=problem.offset_c + half * problem.ldc,
+    )
+
+
+def _cut_m(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
+    half = round_up(problem.m // 2, tile.by)
+    return problem._replace(m=half), problem._replace(
+        m=problem.m - half,
+        offset_a=problem.offset_a + half * (problem.lda if problem.trans_a else 1),
+        offset_c=problem.offset_c + half,
+    )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from clgemm.tuning.trial import Outcome
+    from clgemm.tuning.outcome import Outcome
 
 
 class Progress:

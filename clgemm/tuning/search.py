@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
-    from clgemm.tuning.trial import Outcome
+    from clgemm.tuning.outcome import Outcome
 
 EVERY_OTHER = 4  # one candidate in so many comes from the sample
 SEED = 2011
@@ -83,10 +83,10 @@ class Search:
         """
 
         def key(outcome: Outcome) -> float:
-            seconds = outcome.seconds.get(size_class, float("inf"))
-            return seconds * (LEAD if outcome.config in self._first else 1)
+            lead = LEAD if outcome.config in self._first else 1
+            return outcome.seconds[size_class] * lead
 
-        return sorted(self._results, key=key)
+        return sorted((o for o in self._results if size_class in o.seconds), key=key)
 
     def propose(self) -> Config | None:
         """Return the next candidate, None when the space is exhausted."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from clgemm import host, transfer
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
-from clgemm.kernels.family import Config
 from clgemm.problem import (
     ALIGNMENT,
     PRECISIONS,
@@ -32,12 +30,14 @@ from clgemm.problem import (
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import timing
+from clgemm.tuning.outcome import Outcome, config_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from clgemm.kernels.family import Config
     from clgemm.runtime.session import Session
 
 CHECK_SHAPES = ((261, 133, 401), (5, 3, 2))
@@ -46,45 +46,11 @@ LARGEST_N, ENOUGH_SECONDS = 4096, 0.002
 GIVE_UP = 1.6  # times the best so far: a candidate this slow in its first run is not timed further
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a candidate."""
-
-    config: Config
-    status: str
-    """ok, build (refused by the compiler), run (failed to run), wrong, crash or hang."""
-    detail: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Least seconds by size class, if ok: other processes only ever add to a time."""
-    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """m, n, k that were timed, by size class."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether the candidate may win."""
-        return self.status == "ok"
-
-    def as_json(self) -> dict[str, Any]:
-        """Turn into what JSON can hold."""
-        return {
-            "config": {"family": self.config.family, "params": dict(self.config.params)},
-            "status": self.status,
-            "detail": self.detail,
-            "seconds": self.seconds,
-            "sizes": self.sizes,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Read what `as_json` wrote."""
-        config = config_from_json(data["config"])
-        sizes = {name: (int(m), int(n), int(k)) for name, (m, n, k) in data["sizes"].items()}
-        return cls(config, data["status"], data["detail"], dict(data["seconds"]), sizes)
+CHECKED_ROWS = 4  # of what was timed
 
 
-def config_from_json(data: Mapping[str, Any]) -> Config:
-    """Read a Config from a stored object."""
-    return Config.of(str(data["family"]), data["params"])
+class WrongResultError(Exception):
+    """What was timed differs from the reference."""
 
 
 def random_matrix(
@@ -192,6 +158,8 @@ class Trial:
                 if mismatch:
                     return Outcome(config, "wrong", mismatch)
                 seconds = {} if every else self._time(config, best)
+        except WrongResultError as error:
+            return Outcome(config, "wrong", str(error))
         except BuildError as error:
             return Outcome(config, "build", str(error))
         except (ClgemmError, MemoryError) as error:
@@ -201,32 +169,48 @@ class Trial:
     def _time(self, config: Config, best: Mapping[str, float]) -> dict[str, float]:
         if not self._sizes:
             self._calibrate(config)
-        return {
+        times = {
             name: self._one_size(config, self._sizes[name], best.get(name, float("inf")))
             for name in SIZE_CLASSES
         }
+        return {name: seconds for name, seconds in times.items() if seconds is not None}
 
     def _calibrate(self, config: Config) -> None:
         """Find a square that takes long enough to be timed: CPUs and GPUs differ a thousandfold."""
         n = 512
-        while n < LARGEST_N and self._one_size(config, (n, n, n)) < ENOUGH_SECONDS:
+        while n < LARGEST_N:
+            seconds = self._one_size(config, (n, n, n))
+            if seconds is not None and seconds >= ENOUGH_SECONDS:
+                break
             n *= 2
         small = min(SMALL_N, n)
         self._sizes = {"large": (n,) * 3, "small": (small,) * 3, "skinny": (SKINNY_N, n, n)}
 
     def _one_size(
         self, config: Config, size: tuple[int, int, int], best: float = float("inf")
-    ) -> float:
+    ) -> float | None:
+        """Time one size, None if the family declines it, and check what was timed on some rows."""
         m, n, k = size
         rng = np.random.default_rng(21)
         a, b = next(operands(rng, self._precision, m, n, k, every=False))
         c = np.zeros((n, m), self._precision.dtype).T
         session = self._session
         problem = describe(a, b, c, reads_c=False)
+        if not BY_NAME[config.family].accepts(problem):
+            return None
         ready = Ready(session, BY_NAME[config.family].plan(session.traits, problem, config))
         places = [transfer.place(session, x) for x in (a.data, b.data, c)]
         values = slots(problem, 1.0, 0.0, *places)
-        return timing.measure(lambda: ready.run(values), give_up=best * GIVE_UP).best
+        seconds = timing.measure(lambda: ready.run(values), give_up=best * GIVE_UP).best
+        transfer.fetch(session, places[2], c)
+        rows = rng.integers(0, m, CHECKED_ROWS)
+        wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
+        left = a.data[rows].astype(wide)
+        limit = 2 * (k + 8) * self._precision.eps * (np.abs(left) @ np.abs(b.data))
+        worst = np.max(np.abs(c[rows] - left @ b.data.astype(wide)) / limit)
+        if not worst <= 1:
+            raise WrongResultError(f"{m} x {n} x {k}, as timed: error {worst:.3g} times the bound")
+        return seconds
 
 
 def main() -> int:

@@ -20,10 +20,10 @@ from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, FAMILIES, source
 from clgemm.problem import PRECISIONS, SIZE_CLASSES
 from clgemm.runtime import devices
+from clgemm.tuning.outcome import Outcome, config_from_json
 from clgemm.tuning.progress import Progress
 from clgemm.tuning.search import Search
 from clgemm.tuning.store import Store
-from clgemm.tuning.trial import Outcome, config_from_json
 from clgemm.tuning.worker import Worker
 
 if TYPE_CHECKING:
@@ -112,10 +112,16 @@ def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) 
         (store.read(), str(store.path)),
         (store.read_shipped(shipped), f"shipped with clgemm: {shipped.name}"),
     ):
-        choices = _choices(entries.get(precision.code), traits, precision)
+        choices = _choices(entries.get(_entry_name(precision)), traits, precision)
         if choices is not None:
             return Tuned(choices, origin)
     return None
+
+
+def _entry_name(precision: Precision) -> str:
+    """Name the entry of a precision; with ``CLGEMM_FP32=fma`` other families compete in s and c."""
+    fma = precision.real == "float" and not settings.splits_fp32()
+    return f"{precision.code}-fma" if fma else precision.code
 
 
 def _choices(entry: Any, traits: DeviceTraits, precision: Precision) -> dict[str, Config] | None:
@@ -181,7 +187,7 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
             progress.show(outcomes, search.best())
         choices = _winners(worker, store, search, outcomes)
     entry = _entry(choices, outcomes, time.monotonic() - start)
-    written = store.write(precision.code, entry)
+    written = store.write(_entry_name(precision), entry)
     origin = str(store.path) if written else "found by this process, not stored"
     return Tuned({name: outcome.config for name, outcome in choices.items()}, f"tuned: {origin}")
 

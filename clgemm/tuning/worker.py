@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clgemm.errors import TuningError
-from clgemm.tuning.trial import Outcome
+from clgemm.tuning.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,52 @@
+"""What became of a candidate, as a value that travels between processes and into the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clgemm.kernels.family import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a candidate."""
+
+    config: Config
+    status: str
+    """ok, build (refused by the compiler), run (failed to run), wrong, crash or hang."""
+    detail: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Least seconds by size class, if ok: other processes only ever add to a time."""
+    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """m, n, k that were timed, by size class."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate may win."""
+        return self.status == "ok"
+
+    def as_json(self) -> dict[str, Any]:
+        """Turn into what JSON can hold."""
+        return {
+            "config": {"family": self.config.family, "params": dict(self.config.params)},
+            "status": self.status,
+            "detail": self.detail,
+            "seconds": self.seconds,
+            "sizes": self.sizes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Read what `as_json` wrote."""
+        config = config_from_json(data["config"])
+        sizes = {name: (int(m), int(n), int(k)) for name, (m, n, k) in data["sizes"].items()}
+        return cls(config, data["status"], data["detail"], dict(data["seconds"]), sizes)
+
+
+def config_from_json(data: Mapping[str, Any]) -> Config:
+    """Read a Config from a stored object."""
+    return Config.of(str(data["family"]), data["params"])
