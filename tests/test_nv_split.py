@@ -333,7 +333,7 @@ def test_parts_cover_the_problem_within_the_limit(code):
         assert part.offset_c == 7 + columns * 4100
         assert part.offset_b == columns * part.ldb
         columns += part.n
-    tall = square(2048, code)._replace(m=60000, lda=60001, ldc=60002, trans_a=False)
+    tall = square(1024, code)._replace(m=60000, lda=60001, ldc=60002)
     parts = list(parts_of(tall, Tile(2, 128), 132, limit))
     rows = 0
     for part in parts:

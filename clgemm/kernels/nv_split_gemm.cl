@@ -91,6 +91,8 @@ INLINE void produce(const Gemm *g, const Split *s, __global const uchar *scratch
         const Segment t = next_segment(g, s, &walk, scratch);
         mbarrier_wait(empty + turn.stage * 8, turn.parity);
         ring[number % RING] = t;
+        // Blocks of 64 rows beyond n are not copied.  What the slot held before may be multiplied in
+        // their place: it only reaches rows of the result that are never stored.
         const uint rows = (uint)min((long)BX, (g->n - (long)t.x * BX + 63) / 64 * 64);
         const long x = ((long)t.copy_x * s->strips_x + t.x) * s->slices + t.first;
         const long y = ((long)t.copy_y * s->strips_y + t.y) * s->slices + t.first;
