@@ -17,9 +17,7 @@ from clgemm.execute import slots
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import SLOTS
 from clgemm.problem import PRECISIONS, Gemm
-from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
-from clgemm.runtime.programs import argument_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,9 +96,8 @@ class Resident:
             return lambda: self._run_counting(plan, values)
         ready = []
         for step in plan.steps:
-            program: Any = session.programs.kernel(step.kernel).program
             # A kernel object of its own keeps its arguments; two steps may share a kernel.
-            kernel = opencl.make_kernel(program, step.kernel.name, argument_types(step.kernel))
+            kernel = session.programs.another_kernel(step.kernel)
             kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))
             ready.append((kernel, step.global_size, step.local_size))
 
