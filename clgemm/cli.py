@@ -20,7 +20,7 @@ from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import timing, tuner
+from clgemm.tuning import lookup, timing, tuner
 from clgemm.tuning.trial import random_matrix
 
 if TYPE_CHECKING:
@@ -62,16 +62,16 @@ def info() -> int:
 
 def _print_parameters(session: Session) -> None:
     traits = session.traits
-    store = tuner.store_for(traits)
+    store = lookup.store_for(traits)
     print("parameters:")
     for code, precision in PRECISIONS.items():
         if precision.real == "double" and not traits.fp64:
             print(f"  {code}: this device has no double precision")
             continue
         if not settings.tuning_enabled():
-            tuned = tuner.defaults(traits, precision, "CLGEMM_TUNE=off")
+            tuned = lookup.defaults(traits, precision, "CLGEMM_TUNE=off")
         else:
-            tuned_or_none = tuner.stored_parameters(store, traits, precision)
+            tuned_or_none = lookup.stored_parameters(store, traits, precision)
             if tuned_or_none is None:
                 why = store.why_unused()
                 print(

@@ -19,7 +19,7 @@ from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS, SIZE_CLASSES
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import timing, tuner
+from clgemm.tuning import lookup, timing
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_info(device, capsys):
 def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
-    store = tuner.store_for(device.traits)
-    config = tuner.defaults(device.traits, PRECISIONS["s"], "").choices["large"]
+    store = lookup.store_for(device.traits)
+    config = lookup.defaults(device.traits, PRECISIONS["s"], "").choices["large"]
     data = {"family": config.family, "params": dict(config.params)}
     store.write("s", {"choices": dict.fromkeys(SIZE_CLASSES, data)})
     assert cli.main(["info"]) == 0

@@ -25,7 +25,7 @@ from clgemm.problem import PRECISIONS, SIZE_CLASSES, Gemm, Operand, describe
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning import progress, store, trial, tuner, worker
+from clgemm.tuning import lookup, progress, store, trial, tuner, worker
 from clgemm.tuning.trial import Outcome
 
 S = PRECISIONS["s"]
@@ -156,11 +156,11 @@ def test_a_stored_default_is_accepted(family, traits, code):
         pytest.skip(f"{family.name} does not support {traits.name}")
     config = family.default(traits, precision)
     data = json.loads(json.dumps({"family": config.family, "params": dict(config.params)}))
-    assert tuner._config(data, traits, precision) == config
+    assert lookup.stored_config(data, traits, precision) == config
 
 
 def file_with(choices, cache, traits=CPU):
-    tuner.store_for(traits).write("s", {"choices": choices})
+    lookup.store_for(traits).write("s", {"choices": choices})
     assert stored(cache, traits)["precisions"]["s"]["choices"] == choices
 
 
@@ -216,7 +216,7 @@ def shipped(monkeypatch, tmp_path):
     """Put a folder in place of the one in the package."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr(tuner.resources, "files", lambda package: {
+    monkeypatch.setattr(lookup.resources, "files", lambda package: {
         "clgemm.tuning.shipped": folder}[package])  # fmt: skip
     return folder
 
@@ -350,7 +350,7 @@ def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     )
     for killer in (as_data(DEFAULT), as_data(SPACE[-1]), {"family": "gone"}, {"params": 3}):
         run = run_python(
-            program, cache, CPU.fingerprint(), tuner.source.package_hash(), json.dumps(killer)
+            program, cache, CPU.fingerprint(), lookup.source.package_hash(), json.dumps(killer)
         )
         assert run.returncode == 9, run.stderr
     for _ in range(2):
@@ -370,7 +370,7 @@ def test_the_keyboard_stops_a_search_and_blames_nobody(fake):
     fake.answer = staticmethod(interrupt)
     with pytest.raises(KeyboardInterrupt):
         tuner.tuned_for(new_session(), "s")
-    assert tuner.store_for(CPU).interrupted() == []
+    assert lookup.store_for(CPU).interrupted() == []
     fake.answer = staticmethod(lambda config, _every: fine(config))
     tuner.tuned_for(new_session(), "s")
     assert (DEFAULT, False) in fake.tried
@@ -462,7 +462,7 @@ print(json.dumps({name: dict(config.params) for name, config in tuned.choices.it
 def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     traits = fresh.traits
     index = [f.traits for f in devices.find()].index(traits)
-    good = tuner.defaults(traits, S, "").choices["large"]
+    good = lookup.defaults(traits, S, "").choices["large"]
     uncompilable = Config.of(good.family, dict(good.params) | {"VW": 5})
     with worker.Worker(index, traits.fingerprint(), "s") as child:
 
@@ -495,13 +495,13 @@ def test_a_child_that_sees_other_devices_answers_nothing(session):
 
 @pytest.fixture
 def default(session):
-    return tuner.defaults(session.traits, S, "").choices["large"]
+    return lookup.defaults(session.traits, S, "").choices["large"]
 
 
 @pytest.mark.parametrize("code", "sz")
 def test_check_passes_what_is_right(session, code):
     precision = PRECISIONS[code]
-    config = tuner.defaults(session.traits, precision, "").choices["large"]
+    config = lookup.defaults(session.traits, precision, "").choices["large"]
     assert trial.check(session, config, precision, every=False) == ""
 
 
@@ -636,7 +636,7 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
     """A configuration that the tuner chooses is the one that runs."""
     del fake
     chosen = Config.of("direct", {})
-    monkeypatch.setattr(tuner, "_load_or_search", lambda *_: tuner.Tuned(
+    monkeypatch.setattr(tuner, "_load_or_search", lambda *_: lookup.Tuned(
         dict.fromkeys(SIZE_CLASSES, chosen), "a test"))  # fmt: skip
     planned = []
     real = BY_NAME["direct"].plan

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from clgemm.driver import Known
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
-    from clgemm.tuning.tuner import Tuned
+    from clgemm.tuning.lookup import Tuned
 
 OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",

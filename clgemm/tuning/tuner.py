@@ -9,46 +9,41 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
 from clgemm.errors import TuningError
-from clgemm.kernels import BY_NAME, FAMILIES, source
+from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, SIZE_CLASSES
 from clgemm.runtime import devices
-from clgemm.tuning.outcome import Outcome, config_from_json
+from clgemm.tuning.lookup import (
+    Tuned,
+    competitors,
+    defaults,
+    entry_name,
+    store_for,
+    stored_config,
+    stored_parameters,
+)
+from clgemm.tuning.outcome import Outcome
 from clgemm.tuning.progress import Progress
 from clgemm.tuning.search import Search
-from clgemm.tuning.store import Store
 from clgemm.tuning.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from clgemm.kernels.family import Config, KernelFamily
+    from clgemm.kernels.family import Config
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.session import Session
-    from clgemm.traits import DeviceTraits
+    from clgemm.tuning.store import Store
 
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 30.0  # a candidate that needs longer to build, check and time is of no use
 SOME_SECONDS = 0.1  # what a trial takes at least
 RUNNERS_UP = 5  # how far down the ranking a winner is looked for
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The parameters in use for one precision."""
-
-    choices: Mapping[str, Config]
-    """By size class."""
-    origin: str
-    """Where they come from, in words."""
 
 
 def config_for(session: Session, problem: Gemm) -> Config:
@@ -71,23 +66,6 @@ def tuned_for(session: Session, code: str) -> Tuned:
         return session.tuned[code]
 
 
-def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily]:
-    """List the families that may win on a device."""
-    return [f for f in FAMILIES if f.supports(traits, precision) and f.worth_tuning(traits)]
-
-
-def store_for(traits: DeviceTraits) -> Store:
-    """Return the store of a device's parameters."""
-    return Store(settings.cache_dir(), traits.fingerprint(), traits.identity, source.package_hash())
-
-
-def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
-    """Take the first family's default for every size class."""
-    families = competitors(traits, precision) or [BY_NAME["direct"]]
-    config = families[0].default(traits, precision)
-    return Tuned(dict.fromkeys(SIZE_CLASSES, config), f"defaults of {config.family} ({why})")
-
-
 def _load_or_search(session: Session, precision: Precision) -> Tuned:
     traits = session.traits
     if not settings.tuning_enabled():
@@ -105,58 +83,12 @@ def _load_or_search(session: Session, precision: Precision) -> Tuned:
         return defaults(traits, precision, f"tuning failed: {error}")
 
 
-def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
-    """Return what the user's file, or one shipped with clgemm, has for a precision."""
-    shipped = Path(str(resources.files("clgemm.tuning.shipped") / store.path.name))
-    for entries, origin in (
-        (store.read(), str(store.path)),
-        (store.read_shipped(shipped), f"shipped with clgemm: {shipped.name}"),
-    ):
-        choices = _choices(entries.get(_entry_name(precision)), traits, precision)
-        if choices is not None:
-            return Tuned(choices, origin)
-    return None
-
-
-def _entry_name(precision: Precision) -> str:
-    """Name the entry of a precision; with ``CLGEMM_FP32=fma`` other families compete in s and c."""
-    fma = precision.real == "float" and not settings.splits_fp32()
-    return f"{precision.code}-fma" if fma else precision.code
-
-
-def _choices(entry: Any, traits: DeviceTraits, precision: Precision) -> dict[str, Config] | None:
-    """Read an entry's choices; None unless each is a configuration that this version can run."""
-    choices = {}
-    for name in SIZE_CLASSES:
-        try:
-            config = _config(entry["choices"][name], traits, precision)
-        except (KeyError, TypeError):
-            return None
-        if config is None:
-            return None
-        choices[name] = config
-    return choices
-
-
-def _config(data: Any, traits: DeviceTraits, precision: Precision) -> Config | None:
-    """Read a stored configuration; None unless it is a point of a family's space that runs here."""
-    try:
-        config = config_from_json(data)
-        family = BY_NAME[config.family]
-        space = family.space(traits, precision)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return None
-    inside = all(value in space.get(name, ()) for name, value in config.params)
-    good = inside and family.supports(traits, precision)
-    return config if good and family.is_valid(traits, precision, config) else None
-
-
 def _search(session: Session, precision: Precision, store: Store) -> Tuned:
     traits, budget = session.traits, settings.tune_seconds()
     search = Search(competitors(traits, precision), traits, precision)
     outcomes: list[Outcome] = []
     for killer in store.interrupted():
-        config = _config(killer, traits, precision)
+        config = stored_config(killer, traits, precision)
         if config is not None:
             search.skip(config)
             outcomes.append(Outcome(config, "crash", "a tuning run was killed while it was tried"))
@@ -187,7 +119,7 @@ def _search(session: Session, precision: Precision, store: Store) -> Tuned:
             progress.show(outcomes, search.best())
         choices = _winners(worker, store, search, outcomes)
     entry = _entry(choices, outcomes, time.monotonic() - start)
-    written = store.write(_entry_name(precision), entry)
+    written = store.write(entry_name(precision), entry)
     origin = str(store.path) if written else "found by this process, not stored"
     return Tuned({name: outcome.config for name, outcome in choices.items()}, f"tuned: {origin}")
 
