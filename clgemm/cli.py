@@ -1,4 +1,4 @@
-"""The command line, ``python -m clgemm``: what is here, and a demonstration."""
+"""The command line, ``python -m clgemm``: what is here, a demonstration, and the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 import scipy.linalg.blas
 
-from clgemm import blas, settings
+from clgemm import blas, cli_cache, cli_tune, settings
 from clgemm._version import __version__
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.problem import PRECISIONS, Precision
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clgemm.runtime.session import Session
+    from clgemm.tuning.store import Store
 
 DEMO_N = 2048
 
@@ -73,15 +74,22 @@ def _print_parameters(session: Session) -> None:
         else:
             tuned_or_none = lookup.stored_parameters(store, traits, precision)
             if tuned_or_none is None:
-                why = store.why_unused()
-                print(
-                    f"  {code}: not tuned yet; the first call will" + (f" ({why})" if why else "")
-                )
+                why = _why(store, session, precision)
+                print(f"  {code}: not tuned yet; the first call will{why}")
                 continue
             tuned = tuned_or_none
         print(f"  {code}: from {tuned.origin}")
         for size_class, config in tuned.choices.items():
             print(f"     {size_class:7} {config}")
+
+
+def _why(store: Store, session: Session, precision: Precision) -> str:
+    """Say, in brackets, why what is stored is not used and what is tried first."""
+    why = lookup.why_unused(store, session.traits, precision)
+    first = len(lookup.starting_points(store, session.traits, precision))
+    known = f"known configurations, tried first: {first}" if first else ""
+    text = "; ".join(filter(None, (why, known)))
+    return f" ({text})" if text else ""
 
 
 def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
@@ -141,6 +149,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("-v", "--verbose", action="store_true", help="log what happens")
     commands = top.add_subparsers(dest="command", required=True)
     commands.add_parser("info", help="devices, parameters, versions")
+    cli_cache.add_parser(commands)
+    cli_tune.add_parser(commands)
     d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
     d.add_argument("--n", type=int, default=DEMO_N, help="size of the square matrices")
     d.add_argument("--precisions", default="sdcz", help="BLAS letters, e.g. sd")
@@ -157,6 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "info":
             return info()
+        if arguments.command == "cache":
+            return cli_cache.run(arguments)
+        if arguments.command == "tune":
+            return cli_tune.run(arguments)
         if arguments.n < 1 or not set(arguments.precisions) <= set(PRECISIONS):
             print("clgemm: error: demo needs --n >= 1 and letters of sdcz", file=sys.stderr)
             return 2

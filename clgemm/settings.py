@@ -16,7 +16,8 @@ import platformdirs
 from clgemm.errors import ClgemmWarning
 
 DEFAULT_TUNE_SECONDS = 5.0
-TUNE_MODES = ("auto", "off")
+FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may take
+TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
 
@@ -32,7 +33,7 @@ def device() -> str:
 
 
 def tune_seconds() -> float:
-    """``CLGEMM_TUNE_SECONDS``: wall-clock budget of one tuning run, in seconds."""
+    """``CLGEMM_TUNE_SECONDS``: wall-clock budget of tuning one precision, first call included."""
     text = os.environ.get("CLGEMM_TUNE_SECONDS", "")
     if not text:
         return DEFAULT_TUNE_SECONDS
@@ -57,12 +58,31 @@ def _choice(name: str, allowed: tuple[str, ...]) -> str:
     return text
 
 
-def tuning_enabled() -> bool:
-    """``CLGEMM_TUNE``: "off" takes a family's defaults and neither searches nor reads the store."""
+def tune_mode() -> str:
+    """``CLGEMM_TUNE``: how the first call on a device and precision finds its parameters.
+
+    Returns
+    -------
+    str
+        "auto": a stored or shipped result, else a search of `tune_seconds`.
+        "quick": the same, but the search tries only what is known of near devices and each
+        family's default: a second or two.
+        "full": the same, but the search goes on until nothing is left to try, for at most
+        `FULL_FACTOR` times `tune_seconds`.
+        "off": each family's default; neither searches nor reads the store.
+    """
     text = os.environ.get("CLGEMM_TUNE", "").strip().lower()
-    if text in {"0", "no", "false"}:
-        return False
-    return _choice("CLGEMM_TUNE", TUNE_MODES) != "off"
+    return "off" if text in {"0", "no", "false"} else _choice("CLGEMM_TUNE", TUNE_MODES)
+
+
+def search_seconds() -> float:
+    """Return the wall-clock budget of one search in the mode that is set."""
+    return tune_seconds() * (FULL_FACTOR if tune_mode() == "full" else 1)
+
+
+def tuning_enabled() -> bool:
+    """Tell whether ``CLGEMM_TUNE`` is anything but "off"."""
+    return tune_mode() != "off"
 
 
 def route() -> str:
@@ -79,3 +99,15 @@ def cache_dir() -> Path:
     """``CLGEMM_CACHE_DIR``, by default the user's cache directory: where tuned parameters live."""
     text = os.environ.get("CLGEMM_CACHE_DIR", "")
     return Path(text) if text else Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
+
+
+def shipped_dir() -> Path | None:
+    """``CLGEMM_SHIPPED``: a folder of exported parameters in place of those that come with clgemm.
+
+    Returns
+    -------
+    Path or None
+        None for those that come with clgemm; a folder that is not there, such as "off", has none.
+    """
+    text = os.environ.get("CLGEMM_SHIPPED", "")
+    return Path(text) if text else None

@@ -5,6 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def fingerprint_of(identity: Mapping[str, object]) -> str:
+    """Hash a device's identity, from its traits or from a file, to 16 hexadecimal digits."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -55,8 +65,7 @@ class DeviceTraits:
 
     def fingerprint(self) -> str:
         """Hash the identity to 16 hexadecimal digits."""
-        text = json.dumps(self.identity, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return fingerprint_of(self.identity)
 
     def describe(self) -> str:
         """Name the device as messages do."""

@@ -14,6 +14,7 @@ import pytest
 os.environ["CLGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-tests-")
 os.environ.setdefault("CLGEMM_TUNE", "off")
 os.environ.setdefault("CLGEMM_ROUTE", "device")
+os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
 
 from clgemm import settings
 from clgemm.runtime import devices

@@ -10,9 +10,9 @@ import pytest
 from helpers import CPU, GPU
 
 from clgemm.kernels import BY_NAME, FAMILIES
-from clgemm.kernels.family import Config, KernelFamily
+from clgemm.kernels.family import Config, KernelFamily, Plan, Step
 from clgemm.problem import PRECISIONS
-from clgemm.tuning.search import EVERY_OTHER, Search
+from clgemm.tuning.search import EVERY_OTHER, Proposal, Search
 from clgemm.tuning.trial import Outcome
 
 S = PRECISIONS["s"]
@@ -38,7 +38,8 @@ class Toy(KernelFamily):
             yield "X and Y differ, below 3"
 
     def plan(self, traits, problem, config):
-        raise NotImplementedError
+        kernel = self.spec("toy", S, Config.of("toy", {"X": config["X"]}), "")
+        return Plan((Step(kernel, (1,), (1,), ()),))
 
 
 def toy(x, y):
@@ -57,26 +58,106 @@ def tried(config, time=None, size_class="large"):
 def run(search, rate=seconds, limit=10_000):
     """Propose and report until nothing is left; return what was proposed."""
     proposals = []
-    while (config := search.propose()) is not None:
-        proposals.append(config)
-        search.report(tried(config, rate(config)))
+    while (proposal := search.propose()) is not None:
+        proposals.append(proposal.config)
+        search.report(tried(proposal.config, rate(proposal.config)))
         assert len(proposals) <= limit
-    return proposals
+    return list(dict.fromkeys(proposals))
+
+
+def only_walk(*arguments):
+    """Search without the halving: its order would hide the walk's."""
+    search = Search(*arguments)
+    search.bracket = 0
+    return search
 
 
 def test_a_small_space_is_exhausted_without_repetition():
-    family = Toy()
-    proposals = run(Search([family], CPU, S))
-    assert len(set(proposals)) == len(proposals) == 12
-    assert set(proposals) == set(family.candidates(CPU, S))
+    """Only the halving comes back to a candidate, each time for longer."""
+    family, proposals = Toy(), []
+    search = Search([family], CPU, S)
+    while (proposal := search.propose()) is not None:
+        proposals.append(proposal)
+        search.report(tried(proposal.config))
+    assert len(set(proposals)) == len(proposals)
+    assert {p.config for p in proposals} == set(family.candidates(CPU, S))
+    efforts = {}
+    for proposal in proposals:
+        efforts.setdefault(proposal.config, []).append(proposal.effort)
+    assert all(x in ([1], [0], [0, 1], [0, 1, 2]) for x in efforts.values())
+
+
+@pytest.mark.parametrize("bracket", [2, 4, 7])
+def test_the_better_half_of_a_sample_is_timed_for_longer(bracket):
+    search = Search([Toy()], CPU, S)
+    search.bracket = bracket
+    assert search.propose() == Proposal(toy(0, 1), 1), "the default is no part of it"
+    search.report(tried(toy(0, 1)))
+    before, left, effort = [], bracket, 0
+    while left:
+        turn = []
+        for _ in range(left):
+            proposal = search.propose()
+            assert proposal.effort == effort
+            turn.append(proposal.config)
+            search.report(tried(proposal.config))
+        assert not before or turn == sorted(before, key=seconds)[:left]
+        before, left, effort = turn, left // 2, effort + 1
+
+
+def test_of_several_timings_the_last_counts():
+    search = Search([Toy()], CPU, S)
+    search.report(tried(toy(0, 1), 1.0))
+    search.report(tried(toy(0, 1), 2.0))
+    assert search.best() == {"large": 2.0}
+    search.report(Outcome(toy(0, 1), "wrong", "in a later run"))
+    assert search.best() == {}
+    assert search.ranking("large") == []
+
+
+def test_quick_tries_what_is_known_and_nothing_else():
+    search = Search([Toy()], CPU, S, [toy(2, 0)], known_only=True)
+    assert run(search) == [toy(2, 0), toy(0, 1)]
+
+
+def test_a_known_one_stands_unless_another_is_clearly_faster():
+    search = Search([Toy()], CPU, S, [toy(2, 0)])
+    search.report(tried(toy(2, 0), 1.0))
+    search.report(tried(toy(3, 0), 0.98))
+    assert [o.config for o in search.ranking("large")] == [toy(2, 0), toy(3, 0)]
+    search.report(tried(toy(3, 1), 0.9))
+    assert search.ranking("large")[0].config == toy(3, 1)
+
+
+def test_only_those_close_to_the_best_race():
+    search = Search([Toy()], CPU, S)
+    times = {toy(3, 0): 1.0, toy(3, 1): 1.05, toy(2, 0): 1.07, toy(2, 1): 1.2}
+    for config, time in times.items():
+        search.report(tried(config, time))
+    assert search.field("large", 9) == list(times)[:3]
+    assert search.field("large", 2) == list(times)[:2]
+    assert search.field("small", 9) == []
+
+
+def test_a_large_space_does_not_drown_a_small_one():
+    families = [BY_NAME["cpu_packed"], Toy()]
+    search = Search(families, CPU, S)
+    search.bracket = 6
+    sampled = []
+    for _ in range(2 + 6):
+        proposal = search.propose()
+        sampled.append(proposal.config.family)
+        search.report(tried(proposal.config, 1.0))
+    assert sampled[2:].count("toy") == 3
 
 
 def test_known_ones_come_first_then_the_default_then_neighbours():
     known = [toy(2, 0), toy(0, 3)]
-    proposals = run(Search([Toy()], CPU, S, known), lambda c: 1.0 if c == toy(0, 3) else 9.0)
+    search = only_walk([Toy()], CPU, S, known)
+    proposals = run(search, lambda c: 1.0 if c == toy(0, 3) else 9.0)
     assert proposals[:3] == [toy(2, 0), toy(0, 3), toy(0, 1)]
     near = {toy(1, 3), toy(2, 3), toy(3, 3), toy(0, 2)}  # of (0, 3), which stays the best
-    assert set(proposals[4:7]) <= near, "the fourth is one of the sample"
+    assert set(proposals[3 : 3 + EVERY_OTHER - 1]) <= near, "then one of the sample"
 
 
 def test_known_ones_that_do_not_fit_are_left_out():
@@ -93,30 +174,41 @@ def test_known_ones_that_do_not_fit_are_left_out():
 
 
 def test_a_neighbour_differs_in_one_parameter_until_none_is_left():
-    search = Search([Toy()], CPU, S)
-    start = search.propose()
+    search = only_walk([Toy()], CPU, S)
+    start = search.propose().config
     search.report(tried(start))
-    for count in range(2, 2 + EVERY_OTHER - 2):
-        config = search.propose()
+    for count in range(1, EVERY_OTHER):
+        config = search.propose().config
         changed = [n for n in "XY" if config[n] != start[n]]
         assert len(changed) == 1, count
         search.report(tried(config, 99.0))  # the start stays the best
 
 
+def test_neighbours_whose_kernels_are_built_come_first():
+    """X is a define of the kernel, Y is its plan's."""
+    search = only_walk([Toy()], CPU, S)
+    start = search.propose().config
+    search.report(tried(start, 1.0))
+    near = []
+    for _ in range(2):
+        near.append(search.propose().config)
+        search.report(tried(near[-1], 9.0))
+    assert [c["X"] for c in near] == [start["X"]] * 2
+
+
 def test_one_in_so_many_comes_from_the_sample():
     """Where every neighbour is as good, the walk alone would never leave the first corner."""
-    family = BY_NAME["cpu_packed"]
-    search = Search([family], CPU, S)
+    search = only_walk([BY_NAME["cpu_packed"]], CPU, S)
     proposals = []
-    for _ in range(2 * EVERY_OTHER):
-        config = search.propose()
+    for _ in range(1 + 2 * EVERY_OTHER):
+        config = search.propose().config
         proposals.append(config)
         search.report(tried(config, 1.0 if not proposals[1:] else 2.0))
     distances = [
         sum(a != b for a, b in zip(c.params, proposals[0].params, strict=True)) for c in proposals
     ]
-    assert max(distances[EVERY_OTHER - 1], distances[2 * EVERY_OTHER - 1]) > 2
-    assert set(distances[1 : EVERY_OTHER - 1]) == {1}
+    assert max(distances[EVERY_OTHER], distances[2 * EVERY_OTHER]) > 2
+    assert set(distances[1:EVERY_OTHER]) == {1}
 
 
 def test_the_walk_finds_the_best_long_before_the_end():
@@ -128,7 +220,7 @@ def test_the_walk_finds_the_best_long_before_the_end():
 
     search, proposals = Search([BY_NAME["cpu_packed"]], CPU, S), []
     while goal not in proposals:
-        proposals.append(search.propose())
+        proposals.append(search.propose().config)
         search.report(tried(proposals[-1], rate(proposals[-1])))
     assert len(proposals) < len(space) // 2
 
@@ -140,9 +232,10 @@ def test_proposals_obey_the_rules(traits, code):
     families = [f for f in FAMILIES if f.supports(traits, precision) and f.worth_tuning(traits)]
     search = Search(families, traits, precision)
     for count in range(40):
-        config = search.propose()
-        if config is None:
+        proposal = search.propose()
+        if proposal is None:
             break
+        config = proposal.config
         family = BY_NAME[config.family]
         assert family.is_valid(traits, precision, config)
         assert list(family.broken_rules(traits, precision, config)) == []
@@ -158,7 +251,7 @@ def test_equal_searches_propose_the_same():
     def some():
         search = Search(families, CPU, S)
         for _ in range(30):
-            config = search.propose()
+            config = search.propose().config
             yield config
             search.report(tried(config, 1.0 / config["NR"]))
 
@@ -176,12 +269,14 @@ def test_what_is_skipped_is_never_proposed():
 
 def test_what_failed_is_not_proposed_again_and_never_ranks():
     search = Search([Toy()], CPU, S)
-    count = 0
-    while (config := search.propose()) is not None:
-        count += 1
+    proposed = []
+    while (proposal := search.propose()) is not None:
+        config = proposal.config
+        proposed.append(config)
         ok = config == toy(2, 0)
         search.report(tried(config) if ok else Outcome(config, "crash", "ended with -11"))
-    assert count == 12
+    assert len(set(proposed)) == 12
+    assert all(proposed.count(c) == 1 for c in proposed if c != toy(2, 0))
     assert [outcome.config for outcome in search.ranking("large")] == [toy(2, 0)]
 
 

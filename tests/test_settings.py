@@ -25,6 +25,7 @@ def test_defaults():
     assert quiet(settings.device) == ""
     assert quiet(settings.tune_seconds) == settings.DEFAULT_TUNE_SECONDS == 5
     assert quiet(settings.tuning_enabled) is True
+    assert quiet(settings.tune_mode) == "auto"
     assert quiet(settings.route) == "auto"
     assert quiet(settings.cache_dir) == Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
 
@@ -53,6 +54,10 @@ def test_an_empty_value_is_the_default(name, monkeypatch):
         ("TUNE", "no", settings.tuning_enabled, False),
         ("TUNE", "false", settings.tuning_enabled, False),
         ("TUNE", "auto", settings.tuning_enabled, True),
+        ("TUNE", "full", settings.tuning_enabled, True),
+        ("TUNE", "full", settings.tune_mode, "full"),
+        ("TUNE", "Quick", settings.tune_mode, "quick"),
+        ("TUNE", "no", settings.tune_mode, "off"),
         ("TUNE_SECONDS", "0.25", settings.tune_seconds, 0.25),
         ("TUNE_SECONDS", " 1e2 ", settings.tune_seconds, 100.0),
         ("ROUTE", "host", settings.route, "host"),
@@ -70,6 +75,7 @@ def test_values(name, text, read, want, monkeypatch):
     ("name", "text", "read", "want"),
     [
         ("TUNE", "sometimes", settings.tuning_enabled, True),
+        ("TUNE", "sometimes", settings.tune_mode, "auto"),
         ("ROUTE", "gpu", settings.route, "auto"),
         *(
             ("TUNE_SECONDS", text, settings.tune_seconds, settings.DEFAULT_TUNE_SECONDS)
@@ -85,6 +91,13 @@ def test_a_bad_value_warns_once_and_is_ignored(name, text, read, want, monkeypat
     assert f"CLGEMM_{name}" in message
     assert repr(text) in message
     assert quiet(read) == want
+
+
+def test_a_full_search_may_take_longer(monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "3")
+    for mode, seconds in (("auto", 3), ("quick", 3), ("full", 3 * settings.FULL_FACTOR)):
+        monkeypatch.setenv("CLGEMM_TUNE", mode)
+        assert settings.search_seconds() == seconds
 
 
 def test_two_bad_values_are_two_warnings(monkeypatch):

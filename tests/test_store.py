@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from helpers import heard, quiet, run_python
 
+import clgemm
+from clgemm.tuning import files, locks
 from clgemm.tuning import store as stores
 from clgemm.tuning.store import Store
 
@@ -27,18 +31,26 @@ def make(folder, fingerprint="0123", identity=IDENTITY, kernels="k1"):
     return Store(folder, fingerprint, identity, kernels)
 
 
+def stamped(entry, kernels="k1"):
+    """Give an entry as it is stored: it names what it was found with."""
+    return {"clgemm": clgemm.__version__, "kernels": kernels} | entry
+
+
+STORED = stamped(ENTRY)
+
+
 def test_what_is_written_is_read(tmp_path):
     assert quiet(make(tmp_path).read) == {}
     assert quiet(make(tmp_path).why_unused) == ""
     assert make(tmp_path).write("s", ENTRY) is True
-    assert make(tmp_path).read() == {"s": ENTRY}
-    assert make(tmp_path).why_unused() == ""
+    assert make(tmp_path).read() == {"s": STORED}
+    assert make(tmp_path).why_unused("s") == make(tmp_path).why_unused() == ""
 
 
 def test_the_folder_is_made(tmp_path):
     folder = tmp_path / "not" / "yet" / "there"
     assert make(folder).write("s", ENTRY)
-    assert make(folder).read() == {"s": ENTRY}
+    assert make(folder).read() == {"s": STORED}
 
 
 def test_precisions_are_merged_and_replaced(tmp_path):
@@ -46,7 +58,7 @@ def test_precisions_are_merged_and_replaced(tmp_path):
     make(tmp_path).write("s", ENTRY)
     make(tmp_path).write("d", ENTRY)
     make(tmp_path).write("s", other)
-    assert make(tmp_path).read() == {"s": other, "d": ENTRY}
+    assert make(tmp_path).read() == {"s": stamped(other), "d": STORED}
 
 
 def test_devices_have_files_of_their_own(tmp_path):
@@ -60,15 +72,18 @@ def test_the_file_names_its_device_in_clear(tmp_path):
     store.write("s", ENTRY)
     data = json.loads(store.path.read_text())
     assert data["identity"] == IDENTITY
-    assert data["kernels"] == "k1"
+    assert data["precisions"] == {"s": STORED}
     assert data["schema"] == stores.SCHEMA
+    assert data["architecture"] == {}
+    Store(tmp_path, "4567", IDENTITY, "k1", {"kind": "cpu"}).write("s", ENTRY)
+    data = json.loads((tmp_path / "4567.json").read_text())
+    assert data["architecture"] == {"kind": "cpu"}
 
 
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         ({"identity": IDENTITY | {"compute_units": 8}}, "device or driver changed"),
-        ({"kernels": "k2"}, "kernel source changed"),
         ({"schema": stores.SCHEMA + 1}, "schema changed"),
         ({"precisions": [ENTRY]}, "no entries"),
     ],
@@ -79,8 +94,34 @@ def test_a_foreign_file_is_not_used(changed, why, tmp_path):
     store.path.write_text(json.dumps(json.loads(store.path.read_text()) | changed))
     assert quiet(store.read) == {}
     assert store.why_unused() == why
+    before = store.path.read_bytes()
     assert store.write("d", ENTRY)
-    assert store.read() == {"d": ENTRY}, "what was foreign is not carried on"
+    assert store.read() == {"d": STORED}, "what was foreign is not carried on"
+    assert store._aside.read_bytes() == before, "but kept: a newer clgemm may want it"
+
+
+def test_entries_of_another_kernel_source_are_kept_and_not_used(tmp_path):
+    make(tmp_path, kernels="k0").write("s", ENTRY)
+    make(tmp_path, kernels="k0").write("d", ENTRY)
+    store = make(tmp_path)
+    assert store.read() == {}
+    assert store.why_unused("s") == "kernel source changed"
+    assert store.why_unused("z") == ""
+    assert store.outdated() == dict.fromkeys("sd", stamped(ENTRY, "k0"))
+    store.write("s", ENTRY)
+    assert store.read() == {"s": STORED}
+    assert store.outdated() == {"d": stamped(ENTRY, "k0")}
+    assert store.why_unused("s") == ""
+    assert make(tmp_path, kernels="k0").read() == {"d": stamped(ENTRY, "k0")}
+
+
+def test_an_entry_of_another_form_is_not_read(tmp_path):
+    store = make(tmp_path)
+    store.write("s", ENTRY)
+    data = json.loads(store.path.read_text())
+    data["precisions"] |= {"d": None, "c": [ENTRY]}
+    store.path.write_text(json.dumps(data))
+    assert store.read() == {"s": STORED}
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", '"text"', "null", "17"])
@@ -91,20 +132,51 @@ def test_json_that_is_no_object_is_not_used(text, tmp_path):
     assert store.why_unused() == "not a file of clgemm"
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [b"", b"{", b"\xff\xfe\x00garbage", b"[" * 200_000],
-    ids=["empty", "torn", "bytes", "deep"],
-)
-def test_garbage_is_said_once_and_replaced(garbage, tmp_path):
-    store = make(tmp_path)
+@pytest.fixture(params=[b"", b"{", b"\xff\xfe\x00garbage", b"[" * 200_000],
+                ids=["empty", "torn", "bytes", "deep"])  # fmt: skip
+def garbage(request):
+    return request.param
+
+
+def test_garbage_is_said_once_set_aside_and_replaced(garbage, tmp_path):
+    store, neighbour = make(tmp_path), make(tmp_path, "4567")
+    neighbour.write("s", ENTRY)
     store.path.write_bytes(garbage)
     (message,) = heard(lambda: [store.read(), store.why_unused(), make(tmp_path).read()])
     assert str(store.path) in message
+    assert store._aside.name in message
+    assert store._aside.read_bytes() == garbage
+    assert not store.path.exists()
     assert store.read() == {}
-    assert store.why_unused().startswith("unreadable")
+    assert store._aside.name in store.why_unused()
     assert quiet(lambda: store.write("s", ENTRY))
-    assert quiet(store.read) == {"s": ENTRY}
+    assert quiet(store.read) == {"s": STORED}
+    assert quiet(store.why_unused) == ""
+    assert neighbour.read() == {"s": STORED}
+
+
+def test_garbage_that_nobody_read_is_set_aside_by_a_write(garbage, tmp_path):
+    store = make(tmp_path)
+    store.path.write_bytes(garbage)
+    assert quiet(lambda: store.write("s", ENTRY))
+    assert quiet(store.read) == {"s": STORED}
+    assert store._aside.read_bytes() == garbage
+
+
+def test_what_replaced_a_damaged_file_meanwhile_is_not_set_aside(tmp_path, monkeypatch):
+    store, real = make(tmp_path), stores.contents
+    store.path.write_bytes(b"{")
+
+    def look_and_be_overtaken(path):
+        found = real(path)
+        if found.damaged:
+            monkeypatch.setattr(stores, "contents", real)
+            make(tmp_path).write("s", ENTRY)
+        return found
+
+    monkeypatch.setattr(stores, "contents", look_and_be_overtaken)
+    assert heard(store.read)
+    assert quiet(store.read) == {"s": STORED}
 
 
 def test_a_folder_in_the_file_s_place_is_said_once(tmp_path):
@@ -137,7 +209,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full_disk(*_args, **_more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stores.json, "dump", full_disk)
+    monkeypatch.setattr(files.json, "dump", full_disk)
     (message,) = heard(lambda: store.write("d", ENTRY))
     assert "No space left" in message
     assert store.write("d", ENTRY) is False
@@ -153,7 +225,7 @@ def test_threads_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path):
         try:
             while not done.is_set():
                 data = json.loads(store.path.read_text())
-                assert data["precisions"]["x"] == ENTRY
+                assert data["precisions"]["x"] == STORED
         except Exception as error:  # noqa: BLE001 - a thread's error must reach the test
             torn.append(error)
 
@@ -172,7 +244,7 @@ def test_threads_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path):
         thread.join()
     assert torn == []
     last = ENTRY | {"trials": list(range(24 * 40))}
-    assert store.read() == {"x": ENTRY} | dict.fromkeys(codes, last)
+    assert store.read() == {"x": STORED} | dict.fromkeys(codes, stamped(last))
     assert list(tmp_path.glob("*.tmp")) == []
 
 
@@ -193,16 +265,29 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
     ]
     assert [child.wait(60) for child in children] == [0, 0]
     entries = make(tmp_path).read()
-    assert entries == {f"{code}{i}": {"writer": code} for code in "sd" for i in range(40)}
+    assert entries == {f"{code}{i}": stamped({"writer": code}) for code in "sd" for i in range(40)}
+
+
+def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path):
+    store = make(tmp_path)
+    old, new, other = (tmp_path / f"{n}.tmp" for n in ("0123.old", "0123.new", "4567.old"))
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        then = time.time() - 2 * files.LEFT_BEHIND_SECONDS
+        os.utime(path, (then, then))
+    store.write("s", ENTRY)
+    assert not old.exists()
+    assert new.exists(), "another process may be about to use it"
+    assert other.exists(), "the other device's lock is not held"
 
 
 def test_a_lock_that_is_held_delays_but_does_not_stop(tmp_path, monkeypatch):
-    fcntl = pytest.importorskip("fcntl", reason="no advisory locks on this system")
     monkeypatch.setattr(stores, "LOCK_SECONDS", 0.1)
     store = make(tmp_path)
     store.write("s", ENTRY)
-    with store._lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locks.FileLock(store._lock) as lock:
+        assert lock.take(0)
         assert quiet(lambda: store.write("d", ENTRY))
     assert set(store.read()) == {"s", "d"}
 

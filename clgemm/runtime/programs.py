@@ -76,9 +76,13 @@ class Programs:
         log.debug("built %s in %.3f s", spec, time.perf_counter() - start)
         return kernel
 
+    def keep(self, spec: KernelSpec, binaries: Binaries) -> None:
+        """Keep a kernel that was built here on disk, for other processes."""
+        if spec in self._programs:
+            binaries.save(_key(spec), opencl.to_binary(self._programs[spec]))
+
     def _program(self, spec: KernelSpec) -> cl.Program:
-        text = source.text(spec)
-        key = f"// target {spec.target}\n{text}" if spec.target else text
+        text, key = source.text(spec), _key(spec)
         binary = self._binaries.load(key) if self._binaries else None
         if binary is not None:
             try:
@@ -92,6 +96,12 @@ class Programs:
         if self._binaries:
             self._binaries.save(key, opencl.to_binary(program))
         return program
+
+
+def _key(spec: KernelSpec) -> str:
+    """Name a program on disk."""
+    text = source.text(spec)
+    return f"// target {spec.target}\n{text}" if spec.target else text
 
 
 def argument_types(spec: KernelSpec) -> list[Any]:

@@ -153,11 +153,12 @@ def current() -> Session | None:
     with _lock:
         if _current is None:
             found, reason = devices.choose()
-            _current = _open(found, reason, _binaries(found.traits))
+            _current = _open(found, reason, binaries(found.traits))
     return _current
 
 
-def _binaries(traits: DeviceTraits) -> Binaries | None:
+def binaries(traits: DeviceTraits) -> Binaries | None:
+    """Return where a device's programs are kept, None if its driver keeps them itself."""
     if traits.caches_programs:
         return None
     return Binaries(settings.cache_dir() / "programs", traits.fingerprint())

@@ -1,24 +1,31 @@
-"""Where known parameters come from: the user's file, a file shipped with clgemm, or defaults."""
+"""Where known parameters come from: the user's file, a file shipped with clgemm, or defaults.
+
+Parameters of this device and driver in the user's file come first, then what ships for this device
+or its architecture: either is used without a search.  What was found with another kernel source or
+driver, and what ships for other devices of the vendor, is what a search tries first.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
 from clgemm.kernels import BY_NAME, FAMILIES, source
-from clgemm.problem import SIZE_CLASSES
+from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.tuning import nearest
+from clgemm.tuning.nearest import Kinship
 from clgemm.tuning.outcome import config_from_json
 from clgemm.tuning.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from clgemm.kernels.family import Config, KernelFamily
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
+    from clgemm.tuning.files import Contents
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,13 @@ def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily
 
 def store_for(traits: DeviceTraits) -> Store:
     """Return the store of a device's parameters."""
-    return Store(settings.cache_dir(), traits.fingerprint(), traits.identity, source.package_hash())
+    return Store(
+        settings.cache_dir(),
+        traits.fingerprint(),
+        traits.identity,
+        source.package_hash(),
+        nearest.architecture(traits),
+    )
 
 
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
@@ -49,16 +62,88 @@ def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
 
 
 def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
-    """Return what the user's file, or one shipped with clgemm, has for a precision."""
-    shipped = Path(str(resources.files("clgemm.tuning.shipped") / store.path.name))
-    for entries, origin in (
-        (store.read(), str(store.path)),
-        (store.read_shipped(shipped), f"shipped with clgemm: {shipped.name}"),
-    ):
-        choices = _choices(entries.get(entry_name(precision)), traits, precision)
-        if choices is not None:
-            return Tuned(choices, origin)
+    """Return what the user's file, or one that ships for such a device, has for a precision."""
+    name = entry_name(precision)
+    choices = entry_choices(store.read().get(name), traits, precision)
+    if choices is not None:
+        return Tuned(choices, str(store.path))
+    for kin in nearest.shipped(traits):
+        if kin.kinship is not Kinship.VENDOR:
+            choices = entry_choices(kin.found.entries.get(name), traits, precision)
+            if choices is not None:
+                return Tuned(choices, kin.origin(name))
     return None
+
+
+def starting_points(store: Store, traits: DeviceTraits, precision: Precision) -> list[Config]:
+    """List configurations that a search had better try first, the most promising first."""
+    found: dict[Config, None] = {}
+    for entry in _near_entries(store, traits, entry_name(precision)):
+        for data in _items(entry.get("choices")):
+            config = stored_config(data, traits, precision)
+            if config is not None:
+                found[config] = None
+    return list(found)
+
+
+def _near_entries(store: Store, traits: DeviceTraits, name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield what is known of a precision and not good enough to be used without a search."""
+    kin = [*nearest.other_drivers(store.path.parent, traits), *nearest.shipped(traits)]
+    for entries in (store.read(), store.outdated(), *(k.found.entries for k in kin)):
+        if name in entries:
+            yield entries[name]
+
+
+def _items(choices: Any) -> list[Any]:
+    return list(choices.values()) if isinstance(choices, dict) else []
+
+
+def why_unused(store: Store, traits: DeviceTraits, precision: Precision) -> str:
+    """Say why what is stored for a precision is not used; "" if it is, or if nothing is stored."""
+    name = entry_name(precision)
+    why, entry = store.why_unused(name), store.read().get(name)
+    if entry is not None:
+        usable = entry_choices(entry, traits, precision) is not None
+        return "" if usable else "the stored configurations cannot run in this version"
+    if not why:
+        for kin in nearest.other_drivers(store.path.parent, traits):
+            if name in kin.found.entries:
+                return nearest.driver_change(traits, kin.found.head)
+    return why
+
+
+def usage(path: Path, name: str, found: Contents, here: Mapping[str, DeviceTraits]) -> str:
+    """Say whether an entry of a file in the cache directory is used on this machine.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        Of the entry.
+    found : Contents
+        What the file holds.
+    here : mapping
+        Traits of this machine's devices by fingerprint.
+
+    Returns
+    -------
+    str
+        "used", or why not.
+    """
+    traits = here.get(path.stem)
+    if traits is None:
+        for device in here.values():
+            if nearest.kinship(device, found.head) is Kinship.DEVICE:
+                return f"not used: {nearest.driver_change(device, found.head)}"
+        return "not used: no such device here"
+    precision = PRECISIONS.get(name.removesuffix("-fma"))
+    if precision is None:
+        return "not used: no such precision"
+    if name != entry_name(precision):
+        return f"used {'with' if name.endswith('-fma') else 'without'} CLGEMM_FP32=fma"
+    usable = entry_choices(store_for(traits).read().get(name), traits, precision) is not None
+    return "used" if usable else f"not used: {why_unused(store_for(traits), traits, precision)}"
 
 
 def entry_name(precision: Precision) -> str:
@@ -67,7 +152,9 @@ def entry_name(precision: Precision) -> str:
     return f"{precision.code}-fma" if fma else precision.code
 
 
-def _choices(entry: Any, traits: DeviceTraits, precision: Precision) -> dict[str, Config] | None:
+def entry_choices(
+    entry: Any, traits: DeviceTraits, precision: Precision
+) -> dict[str, Config] | None:
     """Read an entry's choices; None unless each is a configuration that this version can run."""
     choices = {}
     for name in SIZE_CLASSES:

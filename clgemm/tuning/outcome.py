@@ -20,9 +20,13 @@ class Outcome:
     """ok, build (refused by the compiler), run (failed to run), wrong, crash or hang."""
     detail: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Least seconds by size class, if ok: other processes only ever add to a time."""
+    """Seconds by size class, if ok: the lower quartile, as other processes only ever add."""
     sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """m, n, k that were timed, by size class."""
+    spread: dict[str, float] = field(default_factory=dict)
+    """By how much the median was above the least time, as a part of it."""
+    clock: str = ""
+    """Whose clock: the device's, or the host's and why."""
 
     @property
     def ok(self) -> bool:
@@ -32,11 +36,13 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """Turn into what JSON can hold."""
         return {
-            "config": {"family": self.config.family, "params": dict(self.config.params)},
+            "config": config_as_json(self.config),
             "status": self.status,
             "detail": self.detail,
             "seconds": self.seconds,
             "sizes": self.sizes,
+            "spread": self.spread,
+            "clock": self.clock,
         }
 
     @classmethod
@@ -44,7 +50,20 @@ class Outcome:
         """Read what `as_json` wrote."""
         config = config_from_json(data["config"])
         sizes = {name: (int(m), int(n), int(k)) for name, (m, n, k) in data["sizes"].items()}
-        return cls(config, data["status"], data["detail"], dict(data["seconds"]), sizes)
+        return cls(
+            config,
+            data["status"],
+            data["detail"],
+            dict(data["seconds"]),
+            sizes,
+            dict(data.get("spread", {})),
+            data.get("clock", ""),
+        )
+
+
+def config_as_json(config: Config) -> dict[str, Any]:
+    """Turn a Config into what `config_from_json` reads."""
+    return {"family": config.family, "params": dict(config.params)}
 
 
 def config_from_json(data: Mapping[str, Any]) -> Config:

@@ -1,21 +1,25 @@
-"""Which candidate to try next: known good ones first, then the neighbourhood of the best.
+"""Which candidate to try next, and for how long.
 
-The spaces are flat near their best points and fall off in steps (a tile that no longer fits the
-registers), so a walk that changes one parameter at a time from a good start finds the top within a
-few trials; a seeded sample in between keeps it from staying on a local one.
+Known good ones come first, then each family's default.  A seeded sample follows, by successive
+halving: many candidates are timed briefly, the better half of them longer, and so on.  The spaces
+are flat near their best points and fall off in steps (a tile that no longer fits the registers), so
+a walk that changes one parameter at a time from the best so far finds the top within a few trials;
+one candidate in four still comes from the sample, which keeps the walk from a local top.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.family import Config
+from clgemm.problem import Gemm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from clgemm.kernels.family import KernelFamily
+    from clgemm.kernels.family import KernelFamily, KernelSpec
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.outcome import Outcome
@@ -23,6 +27,18 @@ if TYPE_CHECKING:
 EVERY_OTHER = 4  # one candidate in so many comes from the sample
 SEED = 2011
 LEAD = 0.97  # what a known good configuration's time counts
+BRACKET = 4  # candidates that a halving starts with, unless whoever searches knows better
+TYPICAL_N = 1000  # side of a product whose kernels stand for those of all
+LEAST = 1e-9  # seconds; what a clock may have missed is not nothing
+FIELD = 1.08  # times the best: what is slower is not worth another race
+
+
+class Proposal(NamedTuple):
+    """What to time next."""
+
+    config: Config
+    effort: int
+    """0: briefly; each further one twice as long."""
 
 
 class Search:
@@ -36,6 +52,8 @@ class Search:
         What for.
     first : sequence of Config
         Known good configurations, tried before anything else if they fit this device.
+    known_only : bool
+        Try those and the defaults, and nothing else.
     """
 
     def __init__(
@@ -44,6 +62,8 @@ class Search:
         traits: DeviceTraits,
         precision: Precision,
         first: Sequence[Config] = (),
+        *,
+        known_only: bool = False,
     ) -> None:
         self._families = {family.name: family for family in families}
         self._traits = traits
@@ -51,26 +71,41 @@ class Search:
         known = [c for c in first if c.family in self._families]
         known = [c for c in known if self._families[c.family].is_valid(traits, precision, c)]
         self._first = [*known, *(f.default(traits, precision) for f in families)]
-        self._sample = [c for f in families for c in f.candidates(traits, precision)]
-        random.Random(SEED).shuffle(self._sample)  # noqa: S311 - reproducible, not secret
+        self._sample = [] if known_only else self._shuffled()
+        self._known_only = known_only
         self._tried: set[Config] = set()
-        self._results: list[Outcome] = []
-        self._count = 0
+        self._results: dict[Config, Outcome] = {}
+        self._specs: dict[Config, frozenset[KernelSpec]] = {}
+        self._schedule = self._in_order()
+        self.bracket = BRACKET
+        """Candidates that the halving starts with; read once, when it starts."""
+
+    def _shuffled(self) -> list[Config]:
+        """Mix the spaces, each family in turn: a large space must not drown a small one."""
+        spaces = [
+            list(f.candidates(self._traits, self._precision)) for f in self._families.values()
+        ]
+        for space in spaces:
+            random.Random(SEED).shuffle(space)  # noqa: S311 - reproducible, not secret
+        turns = itertools.zip_longest(*spaces)
+        return [config for turn in turns for config in turn if config is not None]
 
     def skip(self, config: Config) -> None:
         """Never propose this candidate."""
         self._tried.add(config)
 
     def report(self, outcome: Outcome) -> None:
-        """Learn what became of a candidate."""
+        """Learn what became of a candidate; of several times the last one counts."""
         self._tried.add(outcome.config)
         if outcome.ok:
-            self._results.append(outcome)
+            self._results[outcome.config] = outcome
+        else:
+            self._results.pop(outcome.config, None)  # one failure rules it out
 
     def best(self) -> dict[str, float]:
         """Return the least seconds so far, by size class."""
         best: dict[str, float] = {}
-        for outcome in self._results:
+        for outcome in self._results.values():
             for name, seconds in outcome.seconds.items():
                 best[name] = min(seconds, best.get(name, seconds))
         return best
@@ -81,45 +116,98 @@ class Search:
         A known good configuration stands unless another one is clearly faster: noise must not
         replace it.
         """
+        timed = [o for o in self._results.values() if size_class in o.seconds]
+        return sorted(timed, key=lambda o: self.weighted(o.config, o.seconds[size_class]))
 
-        def key(outcome: Outcome) -> float:
-            lead = LEAD if outcome.config in self._first else 1
-            return outcome.seconds[size_class] * lead
+    def weighted(self, config: Config, seconds: float) -> float:
+        """Return a time with the lead of known good configurations."""
+        return seconds * (LEAD if config in self._first else 1)
 
-        return sorted((o for o in self._results if size_class in o.seconds), key=key)
+    def field(self, size_class: str, most: int) -> list[Config]:
+        """Return at most so many candidates that are too close to the best to tell apart."""
+        ranking = self.ranking(size_class)[:most]
+        best = min((o.seconds[size_class] for o in ranking), default=0.0)
+        return [o.config for o in ranking if o.seconds[size_class] <= best * FIELD]
 
-    def propose(self) -> Config | None:
-        """Return the next candidate, None when the space is exhausted."""
-        self._count += 1
-        sources = [self._untried(iter(self._first)), self._untried(self._neighbours())]
-        sample = self._untried(iter(self._sample))
-        if self._count % EVERY_OTHER == 0:
-            sources.insert(1, sample)
-        else:
-            sources.append(sample)
-        return next((config for config in sources if config is not None), None)
+    def propose(self) -> Proposal | None:
+        """Return the next candidate, None when nothing is left to try."""
+        return next(self._schedule, None)
 
-    def _untried(self, configs: Iterator[Config]) -> Config | None:
-        return next((c for c in configs if c not in self._tried), None)
+    def _in_order(self) -> Iterator[Proposal]:
+        for config in self._first:
+            if config not in self._tried:
+                yield Proposal(config, 1)
+        if not self._known_only:
+            yield from self._halving()
+            yield from self._walk()
+
+    def _halving(self) -> Iterator[Proposal]:
+        """Time a sample briefly, its better half for longer, until one is left."""
+        tried, effort = [], 0
+        for config in itertools.islice(self._untried(self._sample), self.bracket):
+            tried.append(config)
+            yield Proposal(config, 0)
+        while len(tried) > 1:
+            effort += 1
+            tried = self._better_half(tried)
+            for config in tried:
+                yield Proposal(config, effort)
+
+    def _better_half(self, configs: list[Config]) -> list[Config]:
+        """Keep those that come closest to the best in some size class."""
+        best = self.best()
+
+        def behind(config: Config) -> float:
+            times = self._results[config].seconds
+            return min(seconds / max(best[name], LEAST) for name, seconds in times.items())
+
+        timed = [c for c in configs if c in self._results and self._results[c].seconds]
+        return sorted(timed, key=behind)[: len(configs) // 2]
+
+    def _walk(self) -> Iterator[Proposal]:
+        """Try the neighbourhood of the best, and now and then the sample, until nothing is left."""
+        for count in itertools.count(1):
+            near, far = self._untried(self._neighbours()), self._untried(self._sample)
+            order = (far, near) if count % EVERY_OTHER == 0 else (near, far)
+            config = next(itertools.chain(*order), None)
+            if config is None:
+                return
+            yield Proposal(config, 1)
+
+    def _untried(self, configs: Iterable[Config]) -> Iterator[Config]:
+        return (c for c in configs if c not in self._tried)
 
     def _neighbours(self) -> Iterator[Config]:
-        """Yield what differs from a size class' best in one parameter, then in two."""
-        for size_class in self.best():
-            start = self.ranking(size_class)[0].config
-            family = self._families[start.family]
-            space = family.space(self._traits, self._precision)
-            single = [(name, v) for name, values in space.items() for v in values
-                      if v != start[name]]  # fmt: skip
-            for name, value in single:
-                yield from self._valid(family, dict(start.params) | {name: value})
-            for name, value in single:
-                for other, more in single:
-                    if other != name:
-                        yield from self._valid(
-                            family, dict(start.params) | {name: value, other: more}
-                        )
+        """Yield what differs from a size class' best in one parameter, then in two.
 
-    def _valid(self, family: KernelFamily, params: dict[str, int]) -> Iterator[Config]:
-        config = Config.of(family.name, params)
-        if not any(family.broken_rules(self._traits, self._precision, config)):
-            yield config
+        Of the former those come first whose kernels are built, as only their plan differs: where a
+        build takes a second, several of them are tried in its place.
+        """
+        leaders = [self.ranking(size_class)[0].config for size_class in self.best()]
+        near = [config for leader in leaders for config in self._near(leader, 1)]
+        built = {self._kernels(config) for config in self._results}
+        yield from sorted(near, key=lambda config: self._kernels(config) not in built)
+        for leader in leaders:
+            yield from self._near(leader, 2)
+
+    def _kernels(self, config: Config) -> frozenset[KernelSpec]:
+        if config not in self._specs:
+            n = TYPICAL_N
+            problem = Gemm(
+                self._precision.code, n, n, n, 1,
+                False, False, n, 0, False, False, n, 0, n, 0, False,
+            )  # fmt: skip
+            plan = self._families[config.family].plan(self._traits, problem, config)
+            self._specs[config] = frozenset(step.kernel for step in plan.steps)
+        return self._specs[config]
+
+    def _near(self, start: Config, changes: int) -> Iterator[Config]:
+        family = self._families[start.family]
+        space = family.space(self._traits, self._precision)
+        single = [(name, v) for name, values in space.items() for v in values if v != start[name]]
+        for chosen in itertools.combinations(single, changes):
+            changed = dict(chosen)
+            if len(changed) == changes:
+                config = Config.of(family.name, dict(start.params) | changed)
+                if not any(family.broken_rules(self._traits, self._precision, config)):
+                    yield config

@@ -1,36 +1,30 @@
 """One JSON file of tuned parameters per device, in the user's cache directory.
 
 The file is replaced atomically and merged on write, so that readers need no lock and several
-processes may tune at once.  Nothing that is wrong with it ever fails a call: an unreadable file
-counts as none, an unwritable one leaves the result in memory; each is said once.  This module keeps
-dicts: it knows neither kernels nor OpenCL.
+processes may tune at once.  Nothing that is wrong with it ever fails a call: a damaged file is set
+aside, an unwritable one leaves the result in memory; each is said once.  This module keeps dicts:
+it knows neither kernels nor OpenCL.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-import time
 import warnings
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clgemm._version import __version__
 from clgemm.errors import ClgemmWarning
-
-try:
-    import fcntl
-except (
-    ImportError
-):  # Windows: merging stays atomic per file, without the lock around read and replace
-    fcntl = None  # type: ignore[assignment]
+from clgemm.tuning import locks
+from clgemm.tuning.files import SCHEMA, Contents, clear_left_behind, contents, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
-SCHEMA = 1
 LOCK_SECONDS = 2.0
+PATIENCE_SECONDS = 10.0  # on top of a search's budget: its child starts, its winner is checked
 
 _warned: set[str] = set()
 
@@ -53,63 +47,101 @@ class Store:
     identity : mapping
         What the fingerprint stands for, kept in clear and compared on read.
     kernels : str
-        Hash of the kernel sources; parameters found with others are not used.
+        Hash of the kernel sources; parameters found with others are kept and not used.
+    architecture : mapping, optional
+        What this device shares with others that its parameters may serve, kept in clear.
     """
 
     def __init__(
-        self, folder: Path, fingerprint: str, identity: Mapping[str, Any], kernels: str
+        self,
+        folder: Path,
+        fingerprint: str,
+        identity: Mapping[str, Any],
+        kernels: str,
+        architecture: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = folder / f"{fingerprint}.json"
+        self.kernels = kernels
         self._lock = folder / f"{fingerprint}.lock"
         self._journal = folder / f"{fingerprint}.trying.json"
-        self._head = {"schema": SCHEMA, "identity": dict(identity), "kernels": kernels}
+        self._aside = folder / f"{fingerprint}.json.aside"
+        self._head = {
+            "schema": SCHEMA, "identity": dict(identity), "architecture": dict(architecture or {}),
+        }  # fmt: skip
 
     def read(self) -> dict[str, Any]:
         """Return the entries by precision; empty if there is no file or it does not fit."""
-        return self._entries(self.path)[0]
+        entries = self._read().entries
+        return {name: dict(e) for name, e in entries.items() if e.get("kernels") == self.kernels}
 
-    def why_unused(self) -> str:
-        """Say why the file on disk is not used; "" if it is, or if there is none."""
-        return self._entries(self.path)[1]
+    def outdated(self) -> dict[str, Any]:
+        """Return the entries that were found with another kernel source: where to start from."""
+        entries = self._read().entries
+        return {name: dict(e) for name, e in entries.items() if e.get("kernels") != self.kernels}
 
-    def read_shipped(self, path: Path) -> dict[str, Any]:
-        """Return the entries of a file that came with the package, if it is for this device."""
-        return self._entries(path)[0]
+    def why_unused(self, precision: str = "") -> str:
+        """Say why the file, or the entry of a precision, is not used; "" if it is, or is none."""
+        found = self._read()
+        entry = found.entries.get(precision)
+        if entry is not None and entry.get("kernels") != self.kernels:
+            return "kernel source changed"
+        if not found.why and not self.path.exists() and self._aside.exists():
+            return f"the file was damaged and is set aside as {self._aside.name}"
+        return found.why
 
-    def _entries(self, path: Path) -> tuple[dict[str, Any], str]:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError):
-            return {}, ""
-        except (OSError, ValueError, RecursionError) as error:
+    def _read(self) -> Contents:
+        found = self._look()
+        if found.damaged:
+            with suppress(OSError), self._merging():
+                if self._look().damaged:  # not if another process has just replaced it
+                    self._set_aside()
+        if found.damaged or found.why.startswith("unreadable"):
+            remedy = "Delete the file, or set CLGEMM_CACHE_DIR to another directory"
+            if not self.path.exists() and self._aside.exists():
+                remedy = f"The file is kept as {self._aside.name}"
             _warn_once(
-                str(path),
-                f"the tuned parameters in {path} cannot be read ({error}); they are found again. "
-                "Delete the file, or set CLGEMM_CACHE_DIR to another directory",
+                str(self.path),
+                f"the tuned parameters in {self.path} cannot be read ({found.why}); they are found "
+                f"again. {remedy}",
             )
-            return {}, f"unreadable: {error}"
-        if not isinstance(data, dict):
-            return {}, "not a file of clgemm"
-        for key, what in (("schema", "schema"), ("identity", "device or driver"),
-                          ("kernels", "kernel source")):  # fmt: skip
-            if data.get(key) != self._head[key]:
-                return {}, f"{what} changed"
-        entries = data.get("precisions")
-        return (entries, "") if isinstance(entries, dict) else ({}, "no entries")
+        return found
+
+    def _look(self) -> Contents:
+        found = contents(self.path)
+        if found.head and not found.why and found.head.get("identity") != self._head["identity"]:
+            return Contents(found.head, {}, "device or driver changed")
+        return found
+
+    def _set_aside(self) -> None:
+        """Keep a file that is not used out of the way of the one that will be."""
+        with suppress(FileNotFoundError):
+            self.path.replace(self._aside)
+
+    @contextmanager
+    def _merging(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locks.held(self._lock, LOCK_SECONDS):
+            yield
 
     def write(self, precision: str, entry: Mapping[str, Any]) -> bool:
         """Add or replace one precision's entry, keeping the others.
+
+        The entry is stored with the kernel source and the version of clgemm that it belongs to.
 
         Returns
         -------
         bool
             Whether it is on disk now.
         """
+        stamped = {"clgemm": __version__, "kernels": self.kernels} | dict(entry)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self._lock):
-                entries = self.read() | {precision: dict(entry)}
-                _replace(self.path, self._head | {"precisions": entries})
+            with self._merging():
+                found = self._look()
+                if found.why and self.path.is_file():
+                    self._set_aside()
+                clear_left_behind(self.path)
+                entries = dict(found.entries) | {precision: stamped}
+                replace(self.path, self._head | {"precisions": entries})
         except OSError as error:
             _warn_once(
                 str(self.path),
@@ -118,6 +150,28 @@ class Store:
             )
             return False
         return True
+
+    @contextmanager
+    def turn(
+        self, precision: str, budget: float, waiting: Callable[[float], None]
+    ) -> Iterator[str]:
+        """Search, or wait for the process that searches; see `locks.turn`.
+
+        Parameters
+        ----------
+        precision : str
+            What is searched for.
+        budget : float
+            Seconds that a search takes.
+        waiting : callable
+            Called with the seconds that it may take at most, before waiting for another process.
+        """
+        patience = budget + PATIENCE_SECONDS
+        with suppress(OSError):  # `write` reports a directory that cannot be written
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        place = self.path.with_name(f"{self.path.stem}.{precision}.searching")
+        with locks.turn(place, patience, lambda: waiting(patience)) as reason:
+            yield reason
 
     def begin(self, candidate: Mapping[str, Any]) -> None:
         """Note a candidate that is about to run, in case it takes everything down with it."""
@@ -132,21 +186,19 @@ class Store:
         return [note["candidate"] for note in self._notes() if not _runs_elsewhere(note["pid"])]
 
     def _note(self, note: Mapping[str, Any], *, running: bool) -> None:
-        with suppress(OSError):  # `write` reports a directory that cannot be written
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self._lock):
-                notes = [x for x in self._notes() if x != note] + [dict(note)] * running
-                if notes:
-                    _replace(self._journal, {"kernels": self._head["kernels"], "running": notes})
-                else:
-                    self._journal.unlink(missing_ok=True)
+        with suppress(OSError), self._merging():  # `write` reports what cannot be written
+            notes = [x for x in self._notes() if x != note] + [dict(note)] * running
+            if notes:
+                replace(self._journal, {"kernels": self.kernels, "running": notes})
+            else:
+                self._journal.unlink(missing_ok=True)
 
     def _notes(self) -> list[dict[str, Any]]:
         try:
             data = json.loads(self._journal.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return []
-        if not isinstance(data, dict) or data.get("kernels") != self._head["kernels"]:
+        if not isinstance(data, dict) or data.get("kernels") != self.kernels:
             return []
         notes = data.get("running")
         return [
@@ -169,32 +221,3 @@ def _runs_elsewhere(pid: int) -> bool:
     except PermissionError:
         pass  # another user's
     return True
-
-
-def _replace(path: Path, data: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the new one, whole."""
-    handle, name = tempfile.mkstemp(prefix=path.stem, suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock while merging; after `LOCK_SECONDS` go on without it, never stall."""
-    if fcntl is None:
-        yield
-        return
-    with path.open("a") as file:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:  # held by another process, or a file system without locks
-                time.sleep(0.02)
-        yield

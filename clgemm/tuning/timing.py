@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 PAUSE = 0.06  # seconds; OpenBLAS' workers spin that long after a call, on cores others need
 FOREIGN_SHARE = 0.08  # of one core: more than this taken by other processes spoils a block
 BLOCK_SECONDS = 0.12
+STEADY = 0.04  # a median this much above the least time is a quiet machine's
+STRETCH = 5  # times as long a noisy machine is measured
 
 
 class Timing(NamedTuple):
@@ -26,6 +28,20 @@ class Timing(NamedTuple):
     """Blocks in which other processes ran, measured again."""
     noisy: bool = False
     """No quiet block was found, so the least disturbed one stands."""
+    quartile: float = 0.0
+    """The lower quartile: neither what others delayed, nor a single lucky run."""
+
+    @property
+    def spread(self) -> float:
+        """How far the median lies above the least time, as a part of it."""
+        return self.median / self.best - 1 if self.best > 0 else 0.0
+
+
+def of_times(times: Sequence[float]) -> Timing:
+    """Summarise the seconds of several runs."""
+    ordered = sorted(times)
+    quartile = ordered[(len(ordered) - 1) // 4]
+    return Timing(statistics.median(ordered), ordered[0], len(ordered), quartile=quartile)
 
 
 def measure(
@@ -35,6 +51,8 @@ def measure(
     least: int = 3,
     most: int = 50,
     give_up: float = float("inf"),
+    stretch: float = 1,
+    clock: Callable[[], float] | None = None,
 ) -> Timing:
     """Time `run`, which returns when its work is done.
 
@@ -49,23 +67,40 @@ def measure(
         Bounds on the number of runs.
     give_up : float
         A first run slower than this, in seconds, is the only one.
+    stretch : float
+        Go on for up to so many times `seconds` (and `most`) while the times differ by more than
+        `STEADY`: a noisy machine is measured for longer.
+    clock : callable, optional
+        Gives the seconds of the run before by another clock than the host's.
 
     Returns
     -------
     Timing
-        Median and minimum; noise only ever adds, so the two together tell how noisy it was.
+        Noise only ever adds, so median and minimum together tell how noisy it was.
     """
     run()
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < most:
+    while True:
         before = time.perf_counter()
         run()
         after = time.perf_counter()
-        times.append(after - before)
-        if after - before > give_up or (len(times) >= least and after - start > seconds):
+        times.append(clock() if clock else after - before)
+        if times[-1] > give_up and len(times) == 1:
             break
-    return Timing(statistics.median(times), min(times), len(times))
+        enough = len(times) >= most or (len(times) >= least and after - start > seconds)
+        if enough and _settled(times, after - start, seconds, most, stretch):
+            break
+    return of_times(times)
+
+
+def _settled(
+    times: Sequence[float], passed: float, seconds: float, most: int, stretch: float
+) -> bool:
+    """Tell whether the times agree, or going on was tried for long enough."""
+    if passed > stretch * seconds or len(times) >= stretch * most:
+        return True
+    return of_times(times).spread <= STEADY
 
 
 def _busy_ticks() -> tuple[float, float] | None:
@@ -147,6 +182,7 @@ def side_by_side(
             sum(t.runs for t in timings),
             sum(t.rejected for t in timings),
             any(t.noisy for t in timings),
+            statistics.median(t.quartile for t in timings),
         )
         for name, timings in blocks.items()
     }

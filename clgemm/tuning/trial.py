@@ -1,6 +1,6 @@
 """One candidate: build it, check it against SciPy, time it.  Every failure is a value.
 
-Run as a program (``python -m clgemm.tuning.trial``) this module tries what it is told on standard
+Run as a program (``python -m clgemm.tuning.trial``) this module does what it is told on standard
 input, a JSON object a line, and answers in the same way; `worker` is the other end.  So a candidate
 that takes the process down takes only this one.
 """
@@ -9,138 +9,61 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm import host, transfer
 from clgemm.errors import BuildError, ClgemmError
-from clgemm.execute import Ready, slots
-from clgemm.kernels import BY_NAME
-from clgemm.problem import (
-    ALIGNMENT,
-    PRECISIONS,
-    SIZE_CLASSES,
-    Operand,
-    Precision,
-    address_of,
-    describe,
-)
+from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import timing
+from clgemm.tuning.check import Checker
+from clgemm.tuning.check import random_matrix as random_matrix
+from clgemm.tuning.check import run_once as run_once
+from clgemm.tuning.course import Course, Size, WrongResultError
 from clgemm.tuning.outcome import Outcome, config_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable, Mapping, Sequence
 
     from clgemm.kernels.family import Config
     from clgemm.runtime.session import Session
 
-CHECK_SHAPES = ((261, 133, 401), (5, 3, 2))
-SMALL_N, SKINNY_N = 512, 37
-LARGEST_N, ENOUGH_SECONDS = 4096, 0.002
-GIVE_UP = 1.6  # times the best so far: a candidate this slow in its first run is not timed further
-
-
-CHECKED_ROWS = 4  # of what was timed
-
-
-class WrongResultError(Exception):
-    """What was timed differs from the reference."""
-
-
-def random_matrix(
-    rng: np.random.Generator, precision: Precision, rows: int, columns: int
-) -> NDArray[Any]:
-    """Return an F-ordered matrix with elements uniform in (-1, 1)."""
-    x = rng.uniform(-1, 1, (columns, rows))
-    if precision.is_complex:
-        x = x + 1j * rng.uniform(-1, 1, (columns, rows))
-    return x.astype(precision.dtype).T
-
-
-def run_once(
-    session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any],
-    alpha: complex = 1.0, beta: complex = 0.0, *, poison: bool = False,
-) -> None:  # fmt: skip
-    """Compute ``c[...] = alpha*a@b + beta*c`` with one configuration.
-
-    `poison` fills the scratch memory with NaN before.
-    """
-    problem = describe(a, b, c, reads_c=beta != 0)
-    if session.traits.unified_memory:
-        # Where operands are copied they always are aligned: let kernels rely on it here, too.
-        aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
-        problem = problem._replace(aligned=aligned)
-    else:
-        problem = problem.dense()
-    plan = BY_NAME[config.family].plan(session.traits, problem, config)
-    ready = Ready(session, plan)
-    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    if poison and plan.scratch_bytes:
-        with session.lock:
-            session.workspace.poison(session.queue, plan.scratch_bytes)
-    ready.run(slots(problem, alpha, beta, *places))
-    transfer.fetch(session, places[2], c)
-
-
-def operands(
-    rng: np.random.Generator, precision: Precision, m: int, n: int, k: int, *, every: bool
-) -> Iterator[tuple[Operand, Operand]]:
-    """Yield operands for op(A) @ op(B): N with N, or (`every`) N, T and C with N, T and C."""
-    ops = "NTC" if every and precision.is_complex else "NT" if every else "N"
-    for op_a in ops:
-        for op_b in ops:
-            a = random_matrix(rng, precision, *((m, k) if op_a == "N" else (k, m)))
-            b = random_matrix(rng, precision, *((k, n) if op_b == "N" else (n, k)))
-            yield (
-                Operand(a if op_a == "N" else a.T, conj=op_a == "C"),
-                Operand(b if op_b == "N" else b.T, conj=op_b == "C"),
-            )
-
-
-def check(session: Session, config: Config, precision: Precision, *, every: bool) -> str:
-    """Compare with SciPy on odd shapes, beta zero and not, poisoned C, padding and scratch.
-
-    Returns
-    -------
-    str
-        The first mismatch with its numbers, or "".
-    """
-    rng = np.random.default_rng(20)
-    wide = "z" if precision.is_complex else "d"
-    for m, n, k in CHECK_SHAPES:
-        for a, b in operands(rng, precision, m, n, k, every=every):
-            bound = np.abs(a.data) @ np.abs(b.data)
-            for alpha, beta in ((1.0, 0.0), (-1.25, 0.5)):
-                room = np.full((n, m + 3), np.nan, precision.dtype).T  # three rows of padding
-                c = room[:m]
-                if beta:
-                    c[...] = random_matrix(rng, precision, m, n)
-                want = np.asarray(c, PRECISIONS[wide].dtype, order="F").copy(order="F")
-                left, right = (Operand(x.data.astype(want.dtype), x.conj) for x in (a, b))
-                host.gemm(wide, alpha, left, right, beta, want)
-                limit = 2 * (k + 8) * precision.eps * (abs(alpha) * bound + abs(want) + abs(beta))
-                run_once(session, config, a, b, c, alpha, beta, poison=True)
-                worst = np.max(np.abs(c - want) / limit)
-                if not worst <= 1 or not np.all(np.isnan(room[m:])):
-                    return f"{m} x {n} x {k}, beta {beta}: error {worst:.3g} times the bound"
-    return ""
+WRONG_DEVICE = 3  # exit status: the devices of this process are not those of its parent
 
 
 class Trial:
-    """Tries candidates of one precision on one device."""
+    """Tries candidates of one precision on one device.
 
-    def __init__(self, session: Session, precision: Precision) -> None:
+    Parameters
+    ----------
+    session : Session
+        The device; nothing else may use it meanwhile.
+    precision : Precision
+        Of the products.
+    sizes : mapping, optional
+        m, n, k to time, by size class; those left out are found at the first candidate.
+    clock : str, optional
+        Whose clock counts; found at the first candidate if it is not known.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        precision: Precision,
+        sizes: Mapping[str, Size] | None = None,
+        clock: str = "",
+    ) -> None:
         self._session = session
-        self._precision = precision
-        self._sizes: dict[str, tuple[int, int, int]] = {}
+        self._course = Course(session, precision, sizes or {}, clock)
+        self._checker = Checker(session, precision)
 
-    def attempt(self, config: Config, best: Mapping[str, float], *, every: bool) -> Outcome:
+    def attempt(
+        self, config: Config, best: Mapping[str, float], *, every: bool, seconds: float = 0.04
+    ) -> Outcome:
         """Try one candidate.
 
         Parameters
@@ -151,86 +74,118 @@ class Trial:
             Seconds of the best so far by size class; what is much slower is not timed to the end.
         every : bool
             Check all transposes and time nothing: what a winner must pass.
+        seconds : float
+            How long to time each size.
         """
         try:
             with sessions.translated_errors(str(config)):
-                mismatch = check(self._session, config, self._precision, every=every)
+                mismatch = self._checker.mismatch(config, every=every)
                 if mismatch:
                     return Outcome(config, "wrong", mismatch)
-                seconds = {} if every else self._time(config, best)
+                if every:
+                    self._keep(config)
+                times = {} if every else self._course.time(config, best, seconds)
         except WrongResultError as error:
             return Outcome(config, "wrong", str(error))
         except BuildError as error:
             return Outcome(config, "build", str(error))
         except (ClgemmError, MemoryError) as error:
             return Outcome(config, "run", str(error))
-        return Outcome(config, "ok", "", seconds, dict(self._sizes))
+        return Outcome(
+            config,
+            "ok",
+            "",
+            {name: timed.quartile for name, timed in times.items()},
+            dict(self._course.sizes),
+            {name: round(timed.spread, 4) for name, timed in times.items()},
+            self._course.stopwatch.clock,
+        )
 
-    def _time(self, config: Config, best: Mapping[str, float]) -> dict[str, float]:
-        if not self._sizes:
-            self._calibrate(config)
-        times = {
-            name: self._one_size(config, self._sizes[name], best.get(name, float("inf")))
-            for name in SIZE_CLASSES
-        }
-        return {name: seconds for name, seconds in times.items() if seconds is not None}
+    def _keep(self, config: Config) -> None:
+        """Keep a winner's programs on disk: who called for the search need not build them again."""
+        binaries = sessions.binaries(self._session.traits)
+        if binaries is not None:
+            for spec in self._checker.kernels(config):
+                self._session.programs.keep(spec, binaries)
 
-    def _calibrate(self, config: Config) -> None:
-        """Find a square that takes long enough to be timed: CPUs and GPUs differ a thousandfold."""
-        n = 512
-        while n < LARGEST_N:
-            seconds = self._one_size(config, (n, n, n))
-            if seconds is not None and seconds >= ENOUGH_SECONDS:
-                break
-            n *= 2
-        small = min(SMALL_N, n)
-        self._sizes = {"large": (n,) * 3, "small": (small,) * 3, "skinny": (SKINNY_N, n, n)}
+    def race(
+        self, configs: Sequence[Config], size_class: str, rounds: int, seconds: float
+    ) -> list[float]:
+        """Time candidates in turns, so that what disturbs one disturbs all.
 
-    def _one_size(
-        self, config: Config, size: tuple[int, int, int], best: float = float("inf")
-    ) -> float | None:
-        """Time one size, None if the family declines it, and check what was timed on some rows."""
-        m, n, k = size
-        rng = np.random.default_rng(21)
-        a, b = next(operands(rng, self._precision, m, n, k, every=False))
-        c = np.zeros((n, m), self._precision.dtype).T
-        session = self._session
-        problem = describe(a, b, c, reads_c=False)
-        if not BY_NAME[config.family].accepts(problem):
-            return None
-        ready = Ready(session, BY_NAME[config.family].plan(session.traits, problem, config))
-        places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-        values = slots(problem, 1.0, 0.0, *places)
-        seconds = timing.measure(lambda: ready.run(values), give_up=best * GIVE_UP).best
-        transfer.fetch(session, places[2], c)
-        rows = rng.integers(0, m, CHECKED_ROWS)
-        wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
-        left = a.data[rows].astype(wide)
-        limit = 2 * (k + 8) * self._precision.eps * (np.abs(left) @ np.abs(b.data))
-        worst = np.max(np.abs(c[rows] - left @ b.data.astype(wide)) / limit)
-        if not worst <= 1:
-            raise WrongResultError(f"{m} x {n} x {k}, as timed: error {worst:.3g} times the bound")
-        return seconds
+        Parameters
+        ----------
+        configs : sequence of Config
+            Candidates that were timed before.
+        size_class : str
+            Where they compete.
+        rounds : int
+            Turns of each.
+        seconds : float
+            Length of a turn.
+
+        Returns
+        -------
+        list of float
+            Seconds of each: the median of its turns' lower quartiles, infinity if it was wrong.
+        """
+        turns: list[list[float]] = [[] for _ in configs]
+        for _ in range(rounds):
+            for config, times in zip(configs, turns, strict=True):
+                try:
+                    timed = self._course.time_class(config, size_class, seconds=seconds)
+                except WrongResultError:
+                    timed = None
+                times.append(float("inf") if timed is None else timed.quartile)
+        return [
+            max(times) if max(times) == float("inf") else float(np.median(times)) for times in turns
+        ]
 
 
-def main() -> int:
-    """Answer one line of JSON with another until standard input ends."""
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a driver that prints must not be mistaken
+def _answer(trial: Trial, order: Mapping[str, Any]) -> dict[str, Any]:
+    if order["do"] == "race":
+        configs = [config_from_json(data) for data in order["configs"]]
+        return {"seconds": trial.race(configs, order["size"], order["rounds"], order["seconds"])}
+    config = config_from_json(order["config"])
+    outcome = trial.attempt(config, order["best"], every=order["every"], seconds=order["seconds"])
+    return outcome.as_json()
+
+
+def serve(orders: Iterable[str], answers: Any) -> int:
+    """Answer each line of JSON with another; the first one says which device to open.
+
+    Returns
+    -------
+    int
+        `WRONG_DEVICE` if it is another one here, else 0 at the end of the orders.
+    """
     trial: Trial | None = None
-    for line in sys.stdin:
+    for line in orders:
         order = json.loads(line)
         if trial is None:
             found = devices.find()[order["device"]]
             if found.traits.fingerprint() != order["fingerprint"]:
-                return 3  # the devices of this process are not those of its parent
+                return WRONG_DEVICE
             session = sessions.open_session(found)
-            trial = Trial(session, PRECISIONS[order["precision"]])
-        outcome = trial.attempt(
-            config_from_json(order["config"]), order["best"], every=order["every"]
-        )
-        print(json.dumps(outcome.as_json()), file=answers, flush=True)
+            trial = Trial(session, PRECISIONS[order["precision"]], _sizes(order), order["clock"])
+            reply: dict[str, Any] = {"ready": True}
+        else:
+            reply = _answer(trial, order)
+        print(json.dumps(reply), file=answers, flush=True)
     return 0
+
+
+def _sizes(order: Mapping[str, Any]) -> dict[str, Size]:
+    return {name: (int(m), int(n), int(k)) for name, (m, n, k) in order["sizes"].items()}
+
+
+def main() -> int:
+    """Serve standard input until it ends."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what the keyboard means
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a driver that prints must not be mistaken
+    return serve(sys.stdin, answers)
 
 
 if __name__ == "__main__":

@@ -7,43 +7,32 @@ result is stored and the next process reads it.
 from __future__ import annotations
 
 import logging
-import statistics
-import time
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
-from clgemm.runtime import devices
+from clgemm.problem import PRECISIONS
+from clgemm.tuning import vetting
+from clgemm.tuning.campaign import Campaign
 from clgemm.tuning.lookup import (
     Tuned,
     competitors,
     defaults,
     entry_name,
+    starting_points,
     store_for,
-    stored_config,
     stored_parameters,
 )
-from clgemm.tuning.outcome import Outcome
-from clgemm.tuning.progress import Progress
-from clgemm.tuning.search import Search
-from clgemm.tuning.worker import Worker
+from clgemm.tuning.record import Effort, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.session import Session
     from clgemm.tuning.store import Store
 
 log = logging.getLogger(__name__)
-
-HANG_SECONDS = 30.0  # a candidate that needs longer to build, check and time is of no use
-SOME_SECONDS = 0.1  # what a trial takes at least
-RUNNERS_UP = 5  # how far down the ranking a winner is looked for
 
 
 def config_for(session: Session, problem: Gemm) -> Config:
@@ -73,100 +62,93 @@ def _load_or_search(session: Session, precision: Precision) -> Tuned:
     if not competitors(traits, precision):
         return defaults(traits, precision, "no other family fits this device")
     store = store_for(traits)
-    stored = stored_parameters(store, traits, precision)
+    stored = _stored(session, precision, store)
     if stored is not None:
         return stored
     try:
-        return _search(session, precision, store)
+        return _search_in_turn(session, precision, store)
     except (TuningError, OSError) as error:
         log.warning("tuning %sgemm on %s failed: %s", precision.code, traits.describe(), error)
         return defaults(traits, precision, f"tuning failed: {error}")
 
 
+def _search_in_turn(session: Session, precision: Precision, store: Store) -> Tuned:
+    """Search, unless another process is at it: then wait for what it finds."""
+    traits = session.traits
+
+    def waiting(seconds: float) -> None:
+        log.info(
+            "another process is tuning %sgemm on %s; waiting for its result, at most %g s",
+            precision.code, traits.describe(), seconds,
+        )  # fmt: skip
+
+    with store.turn(entry_name(precision), settings.search_seconds(), waiting) as refusal:
+        stored = _stored(session, precision, store)
+        if stored is not None:
+            return stored
+        if refusal:
+            return defaults(traits, precision, f"not tuned: {refusal}")
+        return _search(session, precision, store)
+
+
+def _stored(session: Session, precision: Precision, store: Store) -> Tuned | None:
+    """Return stored or shipped parameters that are right on this device."""
+    tuned = stored_parameters(store, session.traits, precision)
+    wrong = tuned and vetting.fault(session, precision, store, tuned)
+    if tuned and wrong:
+        vetting.warn(session, precision, tuned, wrong)
+        return None
+    return tuned
+
+
 def _search(session: Session, precision: Precision, store: Store) -> Tuned:
-    traits, budget = session.traits, settings.tune_seconds()
-    search = Search(competitors(traits, precision), traits, precision)
-    outcomes: list[Outcome] = []
-    for killer in store.interrupted():
-        config = stored_config(killer, traits, precision)
-        if config is not None:
-            search.skip(config)
-            outcomes.append(Outcome(config, "crash", "a tuning run was killed while it was tried"))
+    effort = Effort(settings.tune_mode(), settings.search_seconds())
     log.info(
         "tuning %sgemm on %s for at most %g s; later processes read the result from %s",
-        precision.code, traits.describe(), budget, store.path,
+        precision.code, session.traits.describe(), effort.seconds, store.path,
     )  # fmt: skip
-    start = time.monotonic()
-    index = [f.traits for f in devices.find()].index(traits)
+    return _store(store, precision, _campaign(session, precision, store, effort))
+
+
+def tune(session: Session, code: str, effort: Effort) -> Result:
+    """Search for one precision's parameters now, whatever is stored, and keep the result.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    code : str
+        BLAS letter.
+    effort : Effort
+        How hard to search.
+
+    Raises
+    ------
+    TuningError
+        If no candidate passed its checks, or another process does not end its own search.
+    """
+    precision, store = PRECISIONS[code], store_for(session.traits)
+    session.require(precision)
     with (
-        Worker(index, traits.fingerprint(), precision.code) as worker,
-        Progress(precision.code, traits.describe(), budget) as progress,
+        session.tuning,
+        store.turn(entry_name(precision), effort.seconds, lambda _seconds: None) as refusal,
     ):
-        durations = [SOME_SECONDS]
-        # A trial's time for each winner is kept for its full check, which builds more variants.
-        while not outcomes or (
-            time.monotonic() - start + len(SIZE_CLASSES) * statistics.median(durations) < budget
-        ):
-            began = time.monotonic()
-            config_or_none = search.propose()
-            if config_or_none is None:
-                break
-            outcome = _attempt(worker, store, config_or_none, search.best(), every=False)
-            search.report(outcome)
-            outcomes.append(outcome)
-            if len(outcomes) > 1:  # the first one also starts the child
-                durations.append(time.monotonic() - began)
-            progress.show(outcomes, search.best())
-        choices = _winners(worker, store, search, outcomes)
-    entry = _entry(choices, outcomes, time.monotonic() - start)
-    written = store.write(entry_name(precision), entry)
+        if refusal:
+            raise TuningError(refusal)
+        result = _campaign(session, precision, store, effort)
+        session.tuned[code] = _store(store, precision, result)
+    session.known.clear()
+    return result
+
+
+def _campaign(session: Session, precision: Precision, store: Store, effort: Effort) -> Result:
+    first = starting_points(store, session.traits, precision)
+    return Campaign(session.traits, precision, store, effort, first).run()
+
+
+def _store(store: Store, precision: Precision, result: Result) -> Tuned:
+    written = store.write(entry_name(precision), result.entry())
+    if written:
+        vetting.remember(store, precision, (o.config for o in result.choices.values()))
     origin = str(store.path) if written else "found by this process, not stored"
-    return Tuned({name: outcome.config for name, outcome in choices.items()}, f"tuned: {origin}")
-
-
-def _attempt(
-    worker: Worker, store: Store, config: Config, best: Mapping[str, float], *, every: bool
-) -> Outcome:
-    candidate = {"family": config.family, "params": dict(config.params)}
-    store.begin(candidate)
-    try:
-        outcome = worker.attempt(config, best, every=every, limit=HANG_SECONDS)
-    finally:  # whoever interrupts a search from the keyboard does not blame the candidate
-        store.end(candidate)
-    if not outcome.ok:
-        log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
-    return outcome
-
-
-def _winners(
-    worker: Worker, store: Store, search: Search, outcomes: list[Outcome]
-) -> dict[str, Outcome]:
-    """Take the fastest candidate of each size class that also passes the full check."""
-    verdicts: dict[Config, bool] = {}
-    choices: dict[str, Outcome] = {}
-    for name in SIZE_CLASSES:
-        for outcome in search.ranking(name)[:RUNNERS_UP]:
-            config = outcome.config
-            if config not in verdicts:
-                verdict = _attempt(worker, store, config, {}, every=True)
-                verdicts[config] = verdict.ok
-                if not verdict.ok:
-                    outcomes.append(verdict)
-            if verdicts[config]:
-                choices[name] = outcome
-                break
-        else:
-            failures = "; ".join(f"{o.config}: {o.status}" for o in outcomes if not o.ok)
-            raise TuningError(f"no candidate passed its checks ({failures or 'none was tried'})")
-    return choices
-
-
-def _entry(
-    choices: Mapping[str, Outcome], outcomes: list[Outcome], seconds: float
-) -> dict[str, Any]:
-    return {
-        "tuned": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "search_seconds": round(seconds, 2),
-        "choices": {name: outcome.as_json()["config"] for name, outcome in choices.items()},
-        "trials": [outcome.as_json() for outcome in outcomes],
-    }
+    return Tuned({name: o.config for name, o in result.choices.items()}, f"tuned: {origin}")

@@ -11,13 +11,13 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from clgemm.errors import TuningError
-from clgemm.tuning.outcome import Outcome
+from clgemm.tuning.outcome import Outcome, config_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -28,7 +28,16 @@ log = logging.getLogger(__name__)
 
 # OpenBLAS' workers spin for tens of milliseconds after a call, on cores that are about to be timed.
 ENVIRONMENT = {"CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+START_SECONDS = 60.0  # for a child to import what it needs and open the device
 STDERR_TAIL = 400  # characters of a dead child's last words that are kept
+
+
+class NoAnswer(NamedTuple):
+    """What became of a child that did not answer."""
+
+    status: str
+    """crash or hang."""
+    detail: str
 
 
 class Worker:
@@ -42,10 +51,27 @@ class Worker:
         Its fingerprint, so that the child works on the same one.
     precision : str
         BLAS letter.
+    sizes : mapping, optional
+        m, n, k to time, by size class; the child finds those left out.
     """
 
-    def __init__(self, device: int, fingerprint: str, precision: str) -> None:
-        self._order = {"device": device, "fingerprint": fingerprint, "precision": precision}
+    command: ClassVar[tuple[str, ...]] = ("-m", "clgemm.tuning.trial")
+    """The child's program, after the interpreter."""
+
+    def __init__(
+        self,
+        device: int,
+        fingerprint: str,
+        precision: str,
+        sizes: Mapping[str, tuple[int, int, int]] | None = None,
+    ) -> None:
+        self._hello = {
+            "device": device,
+            "fingerprint": fingerprint,
+            "precision": precision,
+            "sizes": dict(sizes or {}),
+            "clock": "",
+        }
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
         self._stderr: IO[bytes] | None = None
@@ -62,7 +88,13 @@ class Worker:
         self.stop()
 
     def attempt(
-        self, config: Config, best: Mapping[str, float], *, every: bool, limit: float
+        self,
+        config: Config,
+        best: Mapping[str, float],
+        *,
+        every: bool,
+        limit: float,
+        seconds: float = 0.04,
     ) -> Outcome:
         """Try one candidate; see `Trial.attempt`.
 
@@ -75,41 +107,94 @@ class Worker:
         -------
         Outcome
             With status crash or hang if the child gave no answer.
+
+        Raises
+        ------
+        TuningError
+            If no child can be started: that is no candidate's fault.
         """
-        child = self._started()
-        order = self._order | {
-            "config": {"family": config.family, "params": dict(config.params)},
-            "best": dict(best),
-            "every": every,
-        }
-        try:
-            assert child.stdin is not None  # noqa: S101 - Popen was asked for a pipe
-            child.stdin.write(json.dumps(order) + "\n")
-            child.stdin.flush()
-            answer = self._answers.get(timeout=limit)
-        except queue.Empty:
-            self.stop()
-            return Outcome(config, "hang", f"no answer within {limit:.0f} s")
-        except OSError:
-            answer = ""
-        if not answer:
-            return self._post_mortem(config)
-        outcome = Outcome.from_json(json.loads(answer))
+        answer = self._ask(
+            {
+                "do": "attempt",
+                "config": config_as_json(config),
+                "best": dict(best),
+                "every": every,
+                "seconds": seconds,
+            },
+            limit,
+        )
+        if isinstance(answer, NoAnswer):
+            return Outcome(config, answer.status, answer.detail)
+        outcome = Outcome.from_json(answer)
+        if outcome.clock:  # a child after this one measures alike
+            self._hello |= {"sizes": outcome.sizes, "clock": outcome.clock}
         if outcome.status == "run":
             self.stop()  # a context in which a launch failed may fail every later one
         return outcome
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._child is not None:
-            return self._child
+    def race(
+        self, configs: Sequence[Config], size_class: str, *, limit: float,
+        rounds: int = 5, seconds: float = 0.03,
+    ) -> list[float] | NoAnswer:  # fmt: skip
+        """Time candidates in turns; see `Trial.race`, and `attempt` for `limit`."""
+        order = {
+            "do": "race",
+            "configs": [config_as_json(c) for c in configs],
+            "size": size_class,
+            "rounds": rounds,
+            "seconds": seconds,
+        }
+        answer = self._ask(order, limit)
+        return answer if isinstance(answer, NoAnswer) else [float(x) for x in answer["seconds"]]
+
+    def start(self) -> None:
+        """Start the child if there is none and let it open the device.
+
+        Raises
+        ------
+        TuningError
+            If it cannot: that is no candidate's fault.
+        """
+        if self._child is None:
+            self._start()
+            refusal = self._exchange(self._hello, START_SECONDS)
+            if isinstance(refusal, NoAnswer):
+                raise TuningError(f"no candidate can be tried: {refusal.detail}")
+
+    def _ask(self, order: Mapping[str, Any], limit: float) -> dict[str, Any] | NoAnswer:
+        """Send an order to the child and wait for the answer."""
+        self.start()
+        return self._exchange(order, limit)
+
+    def _exchange(self, order: Mapping[str, Any], limit: float) -> dict[str, Any] | NoAnswer:
+        assert self._child is not None  # noqa: S101 - `_ask` started it
+        assert self._child.stdin is not None  # noqa: S101 - Popen was asked for a pipe
+        try:
+            self._child.stdin.write(json.dumps(order) + "\n")
+            self._child.stdin.flush()
+            answer = self._answers.get(timeout=limit)
+        except queue.Empty:
+            self.stop()
+            return NoAnswer("hang", f"no answer within {limit:.3g} s")
+        except OSError:
+            answer = ""
+        except BaseException:  # the keyboard: what the child answers later must not be mistaken
+            self.stop()
+            raise
+        if not answer:
+            return self._post_mortem()
+        result: dict[str, Any] = json.loads(answer)
+        return result
+
+    def _start(self) -> None:
         if not sys.executable:
             raise TuningError("this Python has no executable of its own to try candidates with")
         # The child must find this very package, installed or not.
         root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), root)))
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "clgemm.tuning.trial"],
+        self._child = subprocess.Popen(  # noqa: S603 - this interpreter, no words of a user
+            [sys.executable, *self.command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -121,9 +206,8 @@ class Worker:
         threading.Thread(
             target=_listen, args=(self._child, self._answers), name="clgemm-tuning", daemon=True
         ).start()
-        return self._child
 
-    def _post_mortem(self, config: Config) -> Outcome:
+    def _post_mortem(self) -> NoAnswer:
         """Say how the child died, and forget it."""
         assert self._child is not None  # noqa: S101 - only called while there is a child
         code = self._child.wait()
@@ -132,7 +216,7 @@ class Worker:
             self._stderr.seek(0)
             words = self._stderr.read()[-STDERR_TAIL:].decode(errors="replace").strip()
         self.stop()
-        return Outcome(config, "crash", f"the child process ended with {code}: {words}")
+        return NoAnswer("crash", f"the child process ended with {code}: {words}")
 
     def stop(self) -> None:
         """End the child."""

@@ -1,0 +1,229 @@
+"""``clgemm tune``: search now, show what it brought, and draw it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm import blas, settings
+from clgemm.errors import ClgemmError
+from clgemm.problem import PRECISIONS, SIZE_CLASSES, Gemm, Precision
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import lookup, timing, tuner
+from clgemm.tuning.check import random_matrix
+from clgemm.tuning.record import Effort, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from clgemm.kernels.family import Config
+    from clgemm.runtime.session import Session
+
+PLOT_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+PLOT_HINT = "--plot needs matplotlib; install it with: pip install 'clgemm[bench]'"
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``tune`` to the command line's subcommands."""
+    p = commands.add_parser("tune", help="search for parameters now and store them")
+    p.add_argument("--device", help="as CLGEMM_DEVICE: any part of a platform's or device's name")
+    p.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd (default: all four)")
+    p.add_argument(
+        "--sizes", nargs="+", type=_size, default=[], metavar="MxNxK",
+        help="what to time, e.g. 1000 or 3000x40x500, one of each size class at most: "
+        "skinny (a side below 64), small (up to 768 square), large",
+    )  # fmt: skip
+    p.add_argument(
+        "--full", action="store_true",
+        help=f"go on until nothing is left to try, for at most {settings.FULL_FACTOR:g} times the "
+        "usual budget",
+    )  # fmt: skip
+    p.add_argument("--seconds", type=_seconds, help="budget of each precision")
+    p.add_argument("--plot", type=Path, metavar="FILE", help="draw rates and all candidates")
+
+
+def _size(text: str) -> tuple[int, int, int]:
+    try:
+        numbers = [int(part) for part in text.lower().split("x")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in {1, 3} or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a size, as 1000, nor m x n x k")
+    m, n, k = numbers * 3 if len(numbers) == 1 else numbers
+    return m, n, k
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return seconds
+
+
+def by_class(sizes: list[tuple[int, int, int]]) -> dict[str, tuple[int, int, int]]:
+    """Sort sizes by their class.
+
+    Raises
+    ------
+    ClgemmError
+        If two of them are of one class.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    for m, n, k in sizes:
+        name = _problem("s", m, n, k).size_class
+        if name in found:
+            raise ClgemmError(
+                f"--sizes: {'x'.join(map(str, found[name]))} and {m}x{n}x{k} are both {name}; "
+                "give one of each class at most"
+            )
+        found[name] = (m, n, k)
+    return found
+
+
+def _problem(code: str, m: int, n: int, k: int) -> Gemm:
+    return Gemm(code, m, n, k, 1, False, False, m, 0, False, False, k, 0, m, 0, False)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tune what the arguments ask for; print a table of it and return the exit status."""
+    codes = list(dict.fromkeys(arguments.precision))
+    if not codes or not set(codes) <= set(PRECISIONS):
+        raise ClgemmError(f"--precision {arguments.precision!r}: give letters of sdcz")
+    if arguments.plot is not None:
+        _pyplot()  # better missed now than after a minute
+    session = _session(arguments.device)
+    mode = "full" if arguments.full else "auto"
+    factor = settings.FULL_FACTOR if arguments.full else 1
+    seconds = arguments.seconds or settings.tune_seconds() * factor
+    effort = Effort(mode, seconds, by_class(arguments.sizes), keeps_on_interrupt=True)
+    print(f"device: {session.traits.describe()} ({session.reason})", flush=True)
+    results: dict[str, Result] = {}
+    for code in codes:
+        if PRECISIONS[code].real == "double" and not session.traits.fp64:
+            print(f"\n{code}gemm: this device has no double precision")
+            continue
+        results[code] = tuner.tune(session, code, effort)
+        _print_result(session, PRECISIONS[code], results[code])
+        if results[code].interrupted:
+            break
+    print(f"\nstored in {lookup.store_for(session.traits).path}")
+    if arguments.plot is not None:
+        _plot(session, results, arguments.plot)
+        print(f"drawn in {arguments.plot}")
+    return 0
+
+
+def _session(wish: str | None) -> Session:
+    if wish is None:
+        session = sessions.current()
+        if session is None:
+            raise ClgemmError("no device can be used in this process")
+        return session
+    found = [f for f in devices.wanted(devices.find(), wish) if not devices.works(f.device)]
+    if not found:
+        names = "; ".join(f.traits.describe() for f in devices.find())
+        raise ClgemmError(f"--device {wish!r} names no device that works; here are: {names}")
+    return sessions.open_session(found[0], f"--device {wish}")
+
+
+def rate(code: str, size: tuple[int, int, int], seconds: float) -> float:
+    """Return GFLOP/s."""
+    return _problem(code, *size).flops / seconds / 1e9
+
+
+def _print_result(session: Session, precision: Precision, result: Result) -> None:
+    ended = ", stopped by the keyboard" if result.interrupted else ""
+    failed = [o for o in result.outcomes if not o.ok]
+    print(
+        f"\n{precision.code}gemm: {len(result.outcomes)} trials in {result.seconds:.1f} s{ended}, "
+        f"{len(failed)} ruled out"
+    )
+    for outcome in failed:
+        words = outcome.detail.splitlines()
+        print(f"  {outcome.config}: {outcome.status}: {words[0] if words else ''}")
+    defaults = list(_defaults(session, precision))
+    print(f"  {'':8}{'m x n x k':>18}{'GFLOP/s':>10}   against the default of its family")
+    for name in SIZE_CLASSES:
+        best = result.choices[name]
+        size = best.sizes[name]
+        own = rate(precision.code, size, best.seconds[name])
+        texts = []
+        for config in defaults:
+            timed = [o for o in result.outcomes if o.config == config and name in o.seconds]
+            if timed:
+                theirs = rate(precision.code, size, timed[-1].seconds[name])
+                texts.append(f"{config.family} {theirs:.0f} ({own / theirs:.2f}x)")
+        shape = " x ".join(map(str, size))
+        print(f"  {name:8}{shape:>18}{own:10.0f}   {', '.join(texts) or 'not timed'}")
+        print(f"  {'':8}{best.config}")
+    sys.stdout.flush()
+
+
+def _defaults(session: Session, precision: Precision) -> Iterator[Config]:
+    for family in lookup.competitors(session.traits, precision):
+        yield family.default(session.traits, precision)
+
+
+def _pyplot() -> Any:
+    """Import matplotlib with a back end that needs no display.
+
+    Raises
+    ------
+    ClgemmError
+        If it is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise ClgemmError(PLOT_HINT) from error
+
+
+def _rates(session: Session, precision: Precision) -> list[float]:
+    """Time squares with the parameters in use, NumPy arrays in and out."""
+    rng, found = np.random.default_rng(3), []
+    gemm = getattr(blas, f"{precision.code}gemm")
+    with sessions.using(session):
+        for n in PLOT_SIZES:
+            a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
+            timed = timing.measure(partial(gemm, 1.0, a, b), stretch=timing.STRETCH)
+            found.append(rate(precision.code, (n, n, n), timed.quartile))
+    return found
+
+
+def _plot(session: Session, results: Mapping[str, Result], file: Path) -> None:
+    """Draw rate against n, tuned and by default, and the rates of all candidates."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(
+        max(1, len(results)), 2, figsize=(11, 3.6 * max(1, len(results))), squeeze=False
+    )
+    for (left, right), (code, result) in zip(axes, results.items(), strict=False):
+        precision, tuned = PRECISIONS[code], session.tuned[code]
+        left.plot(PLOT_SIZES, _rates(session, precision), "o-", label="tuned")
+        session.tuned[code] = lookup.defaults(session.traits, precision, "for comparison")
+        session.known.clear()
+        left.plot(PLOT_SIZES, _rates(session, precision), "s--", label="default")
+        session.tuned[code] = tuned
+        session.known.clear()
+        left.set(title=f"{code}gemm, squares", xlabel="n", ylabel="GFLOP/s", ylim=(0, None))
+        left.legend()
+        for name in SIZE_CLASSES:
+            timed = [o for o in result.outcomes if name in o.seconds]
+            rates = [rate(code, o.sizes[name], o.seconds[name]) for o in timed]
+            right.plot(sorted(rates, reverse=True), ".", label=name)
+        right.set(title="all candidates", xlabel="rank", ylabel="GFLOP/s", ylim=(0, None))
+        right.legend()
+    figure.suptitle(session.traits.describe())
+    figure.tight_layout()
+    figure.savefig(file)
+    pyplot.close(figure)

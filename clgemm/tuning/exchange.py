@@ -1,0 +1,154 @@
+"""Parameters that leave the cache and come back: files to ship with clgemm or to hand to others."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from clgemm import settings
+from clgemm.errors import TuningError
+from clgemm.kernels import source
+from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.traits import fingerprint_of
+from clgemm.tuning.files import SCHEMA, Contents, contents
+from clgemm.tuning.outcome import config_from_json
+from clgemm.tuning.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+NAMES = (*PRECISIONS, *(f"{code}-fma" for code in "sc"))
+"""Of entries; see `lookup.entry_name`."""
+EXPORTED = ("tuned", "clgemm", "kernels", "search_seconds", "choices")
+FACTS = frozenset({
+    "platform", "platform_version", "vendor", "name", "driver_version", "compute_units",
+    "simd_bytes",
+})  # fmt: skip
+
+
+def file_name(head: Mapping[str, Any]) -> str:
+    """Name a file after its device: letters, digits and hyphens."""
+    identity = head["identity"]
+    words = re.findall(r"[a-z0-9]+", f"{identity['platform']} {identity['name']}".lower())
+    return "-".join(words) + ".json"
+
+
+def export(path: Path, to: Path) -> tuple[Path, list[str]]:
+    """Write what was found with this version's kernels, without the trials that did not win.
+
+    Parameters
+    ----------
+    path : Path
+        A file of the cache directory.
+    to : Path
+        The file to write, or the folder to write one in that is named after the device.
+
+    Returns
+    -------
+    Path, list of str
+        The file written, and the names of its entries.
+
+    Raises
+    ------
+    TuningError
+        If nothing in `path` was found with this version's kernels.
+    OSError
+        If the file cannot be written.
+    """
+    found = loaded(path)
+    kernels = source.package_hash()
+    entries = {
+        name: {key: entry[key] for key in EXPORTED if key in entry} | {"trials": _chosen(entry)}
+        for name, entry in found.entries.items()
+        if entry.get("kernels") == kernels
+    }
+    if not entries:
+        raise TuningError(
+            f"{path} has nothing that was found with the kernels of this version; "
+            "`python -m clgemm tune` searches anew"
+        )
+    if to.is_dir():
+        to /= file_name(found.head)
+    text = json.dumps(dict(found.head) | {"precisions": entries}, indent=1)
+    to.write_text(f"{text}\n", encoding="utf-8")
+    return to, list(entries)
+
+
+def _chosen(entry: Mapping[str, Any]) -> list[Any]:
+    """Keep the timings of what was chosen."""
+    chosen, trials = list(entry["choices"].values()), entry.get("trials")
+    if not isinstance(trials, list):
+        return []
+    return [t for t in trials if isinstance(t, dict) and t.get("config") in chosen]
+
+
+def loaded(path: Path) -> Contents:
+    """Read a file that somebody made, and check it.
+
+    Raises
+    ------
+    TuningError
+        Says what is wrong with the file, where in it, and what to do.
+    """
+    found = contents(path)
+    if not found.head and not found.why:
+        raise TuningError(f"there is no file {path}")
+    if found.why == "schema changed":
+        theirs = found.head.get("schema")
+        raise TuningError(
+            f"{path} has schema {theirs}, this version of clgemm reads {SCHEMA}; "
+            "export it again with this version"
+        )
+    wrong = found.why or _wrong(found)
+    if wrong:
+        raise TuningError(f"{path}: {wrong}; take a file that `clgemm cache export` wrote")
+    return found
+
+
+def _wrong(found: Contents) -> str:
+    """Say what about a file's content is not as `export` writes it."""
+    identity = found.head.get("identity")
+    if not isinstance(identity, dict) or set(identity) != FACTS:
+        return f"its identity does not name a device by {', '.join(sorted(FACTS))}"
+    if not all(isinstance(value, str | int) for value in identity.values()):
+        return "its identity holds what is neither text nor number"
+    if not isinstance(found.head.get("architecture"), dict):
+        return "it names no architecture"
+    if not found.entries:
+        return "it has no entries"
+    return next(filter(None, (_wrong_entry(name, e) for name, e in found.entries.items())), "")
+
+
+def _wrong_entry(name: str, entry: Mapping[str, Any]) -> str:
+    if name not in NAMES:
+        return f"{name!r} is none of {', '.join(NAMES)}"
+    choices = entry.get("choices")
+    if not isinstance(choices, dict) or set(choices) != set(SIZE_CLASSES):
+        return f"{name} has no choice for each of {', '.join(SIZE_CLASSES)}"
+    try:
+        for config in choices.values():
+            config_from_json(config)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return f"a choice of {name} is no family with integer parameters"
+    return ""
+
+
+def take_up(found: Contents) -> tuple[Path, list[str]]:
+    """Merge a file's entries into the cache directory; an entry replaces one of the same name.
+
+    Returns
+    -------
+    Path, list of str
+        The user's file of that device and driver, and the names of those entries that are there.
+    """
+    identity = found.head["identity"]
+    store = Store(
+        settings.cache_dir(),
+        fingerprint_of(identity),
+        identity,
+        source.package_hash(),
+        found.head["architecture"],
+    )
+    return store.path, [name for name, entry in found.entries.items() if store.write(name, entry)]

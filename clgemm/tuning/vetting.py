@@ -1,0 +1,118 @@
+"""One cheap check of stored parameters per device and driver, before their first use.
+
+A file may have been shipped, imported or found by an earlier driver's twin: a configuration that
+was right elsewhere must be right here.  What passed is remembered beside the store, so that later
+processes skip the check; what the tuner chose has passed more than this one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from clgemm.errors import BuildError, ClgemmError, ClgemmWarning
+from clgemm.runtime import session as sessions
+from clgemm.tuning.check import Checker
+from clgemm.tuning.files import replace
+from clgemm.tuning.lookup import stored_config
+from clgemm.tuning.outcome import config_as_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from clgemm.kernels.family import Config
+    from clgemm.problem import Precision
+    from clgemm.runtime.session import Session
+    from clgemm.tuning.lookup import Tuned
+    from clgemm.tuning.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def _path(store: Store) -> Path:
+    return store.path.with_name(f"{store.path.stem}.passed")
+
+
+def _passed(store: Store) -> list[dict[str, Any]]:
+    """Read what passed with these kernels; nothing where that cannot be read."""
+    try:
+        data = json.loads(_path(store).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    good = isinstance(data, dict) and data.get("kernels") == store.kernels
+    found = data.get("passed") if good else None
+    return [x for x in found if isinstance(x, dict)] if isinstance(found, list) else []
+
+
+def _name(config: Config, precision: Precision) -> dict[str, Any]:
+    return {"precision": precision.code} | config_as_json(config)
+
+
+def remember(store: Store, precision: Precision, configs: Iterable[Config]) -> None:
+    """Note that configurations passed their checks on the store's device and driver."""
+    passed = _passed(store)
+    more = [_name(config, precision) for config in dict.fromkeys(configs)]
+    more = [name for name in more if name not in passed]
+    if not more:
+        return
+    try:
+        replace(_path(store), {"kernels": store.kernels, "passed": passed + more})
+    except OSError as error:  # it is checked again, which is cheap
+        log.debug("what passed cannot be noted in %s: %s", _path(store), error)
+
+
+def fault(session: Session, precision: Precision, store: Store, tuned: Tuned) -> str:
+    """Say what is wrong with stored parameters on this device, "" if nothing is.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    precision : Precision
+        What the parameters are for.
+    store : Store
+        Where they come from, and where it is noted that they passed.
+    tuned : Tuned
+        The parameters.
+    """
+    passed = _passed(store)
+    new = [c for c in dict.fromkeys(tuned.choices.values()) if _name(c, precision) not in passed]
+    if not new:
+        return ""
+    killers = [stored_config(x, session.traits, precision) for x in store.interrupted()]
+    checker = Checker(session, precision)
+    for config in new:
+        if config in killers:
+            return f"{config}: a process ended while it ran"
+        wrong = _check(checker, store, config)
+        if wrong:
+            return f"{config}: {wrong}"
+    remember(store, precision, new)
+    return ""
+
+
+def _check(checker: Checker, store: Store, config: Config) -> str:
+    candidate = config_as_json(config)
+    store.begin(candidate)
+    try:
+        with sessions.translated_errors(str(config)):
+            return checker.quick(config)
+    except BuildError as error:
+        return str(error)
+    except (ClgemmError, MemoryError) as error:
+        return str(error)
+    finally:
+        store.end(candidate)
+
+
+def warn(session: Session, precision: Precision, tuned: Tuned, wrong: str) -> None:
+    """Tell the user that parameters were not used, and what happens instead."""
+    warnings.warn(
+        f"the parameters for {precision.code}gemm on {session.traits.describe()} from "
+        f"{tuned.origin} are not used: {wrong}. Others are searched for",
+        ClgemmWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,196 @@
+"""``clgemm tune``: what it stores and says, Ctrl-C, sizes, plots, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from clgemm import cli, cli_tune
+from clgemm.errors import TuningError
+from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import campaign, lookup, record, store, tuner, worker
+from clgemm.tuning.outcome import Outcome
+
+# Of each size class one that takes next to no time.
+SIZES = ["--sizes", "800x800x32", "90", "30x90x90"]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """Tuning is on, in a cache directory of the test's own."""
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(store, "_warned", set())
+    return tmp_path
+
+
+@pytest.fixture
+def device(session):
+    """Each device present, in use, without parameters."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    with sessions.using(sessions.Session(found, "a test")) as fresh:
+        yield fresh
+
+
+def entry_of(device):
+    return lookup.store_for(device.traits).read()["s"]
+
+
+def test_tune_stores_and_shows_what_it_found(device, capsys):
+    assert cli.main(["tune", "--precision", "s", "--seconds", "2", *SIZES]) == 0
+    out = capsys.readouterr().out
+    assert device.traits.describe() in out
+    assert "sgemm: " in out
+    assert "800 x 800 x 32" in out
+    default = next(cli_tune._defaults(device, PRECISIONS["s"]))
+    for line in (line for line in out.splitlines() if line.split()[:1] == ["large"]):
+        assert f"{default.family} " in line
+        assert line.endswith("x)")
+    entry = entry_of(device)
+    assert str(lookup.store_for(device.traits).path) in out
+    assert set(entry["choices"]) == set(SIZE_CLASSES)
+    assert entry["trials"][0]["sizes"] == {
+        "large": [800, 800, 32], "small": [90, 90, 90], "skinny": [30, 90, 90],
+    }  # fmt: skip
+    assert device.tuned["s"].origin.startswith("tuned")
+
+
+def test_tune_searches_again_whatever_is_stored(device):
+    arguments = ["tune", "--precision", "s", "--seconds", "1", *SIZES]
+    assert cli.main(arguments) == 0
+    first = entry_of(device)
+    assert cli.main(arguments) == 0
+    assert entry_of(device) != first
+
+
+def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
+    attempt, tried = worker.Worker.attempt, []
+
+    def until_the_second(self, config, best, *, every, **more):
+        tried.append(every)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        return attempt(self, config, best, every=every, **more)
+
+    monkeypatch.setattr(worker.Worker, "attempt", until_the_second)
+    assert cli.main(["tune", "--precision", "sd", "--seconds", "60", *SIZES]) == 0
+    out = capsys.readouterr().out
+    assert "stopped by the keyboard" in out
+    assert "dgemm" not in out, "the other precisions are not begun"
+    assert tried == [False, False, True], "the winner is checked all the same"
+    assert entry_of(device)["choices"]
+
+
+@pytest.mark.usefixtures("device")
+def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
+    def at_once(*_arguments, **_more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(worker.Worker, "attempt", at_once)
+    assert cli.main(["tune", "--precision", "s", *SIZES]) == 1
+    assert "none was tried" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode", "seconds"),
+    [
+        ([], "auto", 3.0),
+        (["--seconds", "7"], "auto", 7.0),
+        (["--full"], "full", 60.0),
+        (["--full", "--seconds", "9"], "full", 9.0),
+    ],
+)
+def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
+    asked = []
+
+    def tune(session, code, effort):
+        assert session is device
+        asked.append((code, effort))
+        raise TuningError("that is enough")
+
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "3")
+    monkeypatch.setattr(tuner, "tune", tune)
+    assert cli.main(["tune", "--precision", "d", *arguments]) == 1
+    ((code, effort),) = asked
+    assert (code, effort.mode, effort.seconds) == ("d", mode, seconds)
+    assert effort.keeps_on_interrupt
+
+
+def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
+    asked = []
+    result = record.Result({}, (), 0.0, interrupted=True)
+    monkeypatch.setattr(tuner, "tune", lambda s, *_: asked.append(s.traits) or result)
+    monkeypatch.setattr(cli_tune, "_print_result", lambda *_: None)
+    assert cli.main(["tune", "--device", session.traits.platform]) == 0
+    assert asked == [session.traits]
+    assert cli.main(["tune", "--device", "abacus"]) == 1
+    error = capsys.readouterr().err
+    assert "--device 'abacus' names no device" in error
+    assert session.traits.describe() in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--precision", "sx"], "'sx'"),
+        (["--precision", ""], "sdcz"),
+        (["--sizes", "90", "100"], "both small"),
+    ],
+)
+@pytest.mark.usefixtures("device")
+def test_values_that_make_no_sense(arguments, words, capsys):
+    assert cli.main(["tune", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--sizes", "0"], ["--sizes", "3x4"], ["--sizes", "big"], ["--seconds", "-1"],
+     ["--seconds", "soon"], ["--seconds", "inf"]],
+)  # fmt: skip
+def test_what_the_parser_refuses(arguments, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["tune", *arguments])
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_sizes_by_class():
+    sizes = [(1000, 1000, 1000), (40, 5000, 9), (100, 100, 7)]
+    assert cli_tune.by_class(sizes) == dict(zip(("large", "skinny", "small"), sizes, strict=True))
+
+
+def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
+    monkeypatch.setattr(cli_tune, "PLOT_SIZES", (65, 70))
+    file = tmp_path / "rates.png"
+    arguments = ["--precision", "s", "--seconds", "0.5", "--plot", str(file), *SIZES]
+    assert cli.main(["tune", *arguments]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert device.tuned["s"].origin.startswith("tuned"), "not the default it was compared with"
+
+
+@pytest.mark.usefixtures("device")
+def test_without_matplotlib_a_plot_says_how_to_get_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(campaign, "Worker", None)  # nothing is searched before it is said
+    assert cli.main(["tune", "--plot", str(tmp_path / "rates.png")]) == 1
+    assert "pip install 'clgemm[bench]'" in capsys.readouterr().err
+
+
+def test_what_is_ruled_out_is_shown(device, capsys):
+    precision = PRECISIONS["s"]
+    default = lookup.defaults(device.traits, precision, "").choices["large"]
+    best = Outcome(
+        default, "ok", "", dict.fromkeys(SIZE_CLASSES, 1e-3), dict.fromkeys(SIZE_CLASSES, (9, 9, 9))
+    )
+    wrong = Outcome(default, "wrong", "261 x 133 x 401: error 9\nand more")
+    result = record.Result(dict.fromkeys(SIZE_CLASSES, best), (best, wrong), 1.0)
+    cli_tune._print_result(device, precision, result)
+    out = capsys.readouterr().out
+    assert "2 trials in 1.0 s, 1 ruled out" in out
+    assert "wrong: 261 x 133 x 401: error 9\n" in out
+    assert json.dumps(result.entry())

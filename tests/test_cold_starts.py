@@ -1,0 +1,322 @@
+"""Processes that need parameters at once, and processes that are killed while they search."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers import CPU, run_python
+
+from clgemm.errors import TuningError
+from clgemm.tuning import locks
+from clgemm.tuning.locks import FileLock
+from clgemm.tuning.store import Store
+
+COLD = """
+import os, sys, threading, time
+from pathlib import Path
+from types import SimpleNamespace
+
+folder, mode, others = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4]) - 1
+sys.path.insert(0, sys.argv[3])
+from helpers import CPU
+from clgemm.errors import TuningError
+from clgemm.problem import SIZE_CLASSES
+from clgemm.tuning import lookup, store, tuner, vetting
+
+def search(session, precision, store, *more):
+    with (folder / "searches").open("a") as file:
+        file.write("search\\n")
+    first = len((folder / "searches").read_text().split()) == 1
+    patience = time.monotonic() + 8  # less than the others have
+    while mode in ("works", "fails") and len(list(folder.glob("waiting*"))) < others:
+        if time.monotonic() > patience:
+            break
+        time.sleep(0.005)
+    if mode == "fails":
+        raise TuningError("nothing works")
+    if mode == "is killed" and first:
+        time.sleep(0.3)
+        os.kill(os.getpid(), 9)
+    while mode == "hangs" and not (folder / "end").exists():
+        time.sleep(0.01)
+    found = lookup.defaults(session.traits, precision, "found by a search")
+    config = found.choices["large"]
+    choice = {"family": config.family, "params": dict(config.params)}
+    vetting.remember(store, precision, [config])
+    assert store.write("s", {"choices": dict.fromkeys(SIZE_CLASSES, choice)})
+    return found
+
+def note(record):
+    if "waiting for its result" in record.getMessage():
+        (folder / f"waiting{os.getpid()}").touch()
+    return True
+
+tuner.log.addFilter(note)
+tuner.log.setLevel("INFO")
+tuner._search = search
+if mode == "hangs":
+    store.PATIENCE_SECONDS = 0.3
+(folder / f"ready{os.getpid()}").touch()
+while not (folder / "go").exists():
+    time.sleep(0.005)
+session = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
+print(tuner.tuned_for(session, "s").origin, flush=True)
+"""
+
+
+def wait_for(condition, what):
+    """Wait until a condition holds; a test must fail, not hang."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+class Cold:
+    """Processes that start together, without parameters."""
+
+    def __init__(self, folder, count, mode):
+        self.folder = folder
+        environment = {"CLGEMM_TUNE": "auto", "CLGEMM_TUNE_SECONDS": "0.2",
+                       "CLGEMM_CACHE_DIR": str(folder / "cache")}  # fmt: skip
+        self.children = [
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    COLD,
+                    *map(str, (folder, mode, Path(__file__).parent, count)),
+                ],
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(count)
+        ]
+        wait_for(lambda: len(list(folder.glob("ready*"))) == count or self.ended(), "no start")
+        assert self.ended() == [], "a process ended early"
+        (folder / "go").touch()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for child in self.children:
+            child.kill()
+            child.communicate()
+
+    def ended(self):
+        return [child for child in self.children if child.poll() is not None]
+
+    def origins(self):
+        """Wait for all; return what each of those that did not die has its parameters from."""
+        results = [(*child.communicate(timeout=60), child.returncode) for child in self.children]
+        assert [err for _, err, code in results if code > 0] == []
+        return [out.strip() for out, _, code in results if code == 0]
+
+    def searches(self):
+        return len((self.folder / "searches").read_text().split())
+
+
+def test_eight_processes_that_start_cold_at_once_search_once(tmp_path):
+    with Cold(tmp_path, 8, "works") as cold:
+        origins = cold.origins()
+    assert cold.searches() == 1
+    path = tmp_path / "cache" / f"{CPU.fingerprint()}.json"
+    assert sum("found by a search" in origin for origin in origins) == 1
+    assert origins.count(str(path)) == 7
+    assert set(json.loads(path.read_text())["precisions"]) == {"s"}
+    assert list((tmp_path / "cache").glob("*.json")) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process of this system cannot kill itself so")
+def test_a_searcher_that_is_killed_keeps_nobody_waiting(tmp_path):
+    with Cold(tmp_path, 4, "is killed") as cold:
+        origins = cold.origins()
+    assert cold.searches() == 2
+    assert len(origins) == 3
+    assert sum("found by a search" in origin for origin in origins) == 1
+
+
+def test_a_search_that_does_not_end_is_tried_once_more_and_not_more_often(tmp_path):
+    with Cold(tmp_path, 5, "hangs") as cold:
+        wait_for(lambda: len(cold.ended()) == 3, "three should have gone on with defaults")
+        assert cold.searches() == 2
+        (tmp_path / "end").touch()
+        origins = cold.origins()
+    assert cold.searches() == 2
+    assert sum("found by a search" in origin for origin in origins) == 2
+    given_up = [o for o in origins if "found by a search" not in o]
+    assert all("defaults" in o and "two other processes" in o for o in given_up)
+
+
+def test_a_search_that_fails_is_not_repeated_by_those_who_waited(tmp_path):
+    with Cold(tmp_path, 4, "fails") as cold:
+        origins = cold.origins()
+    assert cold.searches() == 1
+    assert sum("tuning failed: nothing works" in origin for origin in origins) == 1
+    assert sum("failed in another process: nothing works" in origin for origin in origins) == 3
+
+
+def turns(path, patience=10.0):
+    """Take a turn; say what was got and whether it was waited for."""
+    waited = []
+    return locks.turn(path, patience, lambda: waited.append(True)), waited
+
+
+def test_a_turn_that_is_free_is_had_at_once(tmp_path):
+    for _ in range(2):
+        taken, waited = turns(tmp_path / "lock")
+        with taken as refusal:
+            assert refusal == ""
+        assert waited == []
+
+
+def test_who_waits_gets_the_turn_when_it_ends(tmp_path):
+    (taken, _), (later, waited) = turns(tmp_path / "lock"), turns(tmp_path / "lock")
+    got = []
+
+    def wait():
+        with later as refusal:
+            got.append(refusal)
+
+    thread = threading.Thread(target=wait)
+    with taken:
+        thread.start()
+        wait_for(lambda: waited, "it did not wait")
+        assert got == []
+    thread.join(10)
+    assert got == [""]
+
+
+def test_a_failure_is_told_to_those_who_wait_and_forgotten_after(tmp_path):
+    (taken, _), (later, waited) = turns(tmp_path / "lock"), turns(tmp_path / "lock")
+    got = []
+
+    def wait():
+        with later as refusal:
+            got.append(refusal)
+
+    thread = threading.Thread(target=wait)
+
+    def fail():
+        with taken:
+            thread.start()
+            wait_for(lambda: waited, "it did not wait")
+            raise TuningError("no candidate")
+
+    with pytest.raises(TuningError):
+        fail()
+    thread.join(10)
+    assert got == ["it failed in another process: no candidate"]
+    with turns(tmp_path / "lock")[0] as refusal:
+        assert refusal == "", "who did not wait tries"
+
+
+def test_a_folder_that_cannot_be_written_makes_nobody_wait(tmp_path):
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "cache", "0123", {}, "k1")
+    for _ in range(2):
+        with store.turn("s", 0.0, pytest.fail) as refusal:
+            assert refusal == ""
+
+
+def test_a_file_system_without_locks_makes_nobody_wait(tmp_path, monkeypatch):
+    def refuse(_handle):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(locks, "_lock", refuse)
+    with turns(tmp_path / "lock")[0] as first, turns(tmp_path / "lock")[0] as second:
+        assert first == second == ""
+
+
+def test_a_lock_is_released_and_taken_again(tmp_path):
+    with FileLock(tmp_path / "lock") as first, FileLock(tmp_path / "lock") as second:
+        assert first.take(0)
+        assert not second.take(0.05)
+    with FileLock(tmp_path / "lock") as third:
+        assert third.take(0)
+        third.write("a longer text")
+        third.write("text")
+        assert third.text() == "text"
+
+
+# Imports once and forks: fifty interpreters would take too long to start.
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from clgemm.tuning.store import Store
+
+folder = Path(sys.argv[1])
+store = Store(folder, "0123", {"name": "A device"}, "k1")
+chance = random.Random(11)
+assert store.write("d", {"trials": list(range(500))})
+
+def tune(turn, tell):
+    "As the tuner does it: in turn, with a note of each candidate, all of it stored."
+    with store.turn("s", 5.0, lambda seconds: None) as refusal:
+        assert not refusal, refusal
+        known = store.interrupted()
+        trials = []
+        for number in range(20):
+            candidate = {"family": "f", "params": {"turn": turn, "number": number}}
+            assert candidate not in known
+            store.begin(candidate)
+            time.sleep(0.001)
+            store.end(candidate)
+            trials.append({"config": candidate, "status": "ok"})
+            name = f"{turn}-{number}"
+            assert store.write(name, {"trials": trials})
+            tell(name)
+
+def read(path):
+    return json.loads(path.read_text())
+
+written = []
+for turn in range(50):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            tune(turn, lambda name: os.write(writer, f"{name} ".encode()))
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(writer)
+    time.sleep(chance.uniform(0, 0.04))
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL, status
+    with os.fdopen(reader) as told:
+        written += told.read().split()
+    entries = read(store.path)["precisions"]
+    assert entries["d"]["trials"] == list(range(500))
+    assert set(written) <= set(entries), "an entry was lost"
+    assert store.why_unused() == ""
+    if store._journal.exists():
+        read(store._journal)
+assert written and store.interrupted()
+tune(50, written.append)
+assert set(written) <= set(store.read())
+assert len(store.interrupted()) <= 50
+print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_killed_at_any_moment_nothing_is_lost(tmp_path):
+    run = run_python(KILLED, tmp_path, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+    written, interrupted, aside = map(int, run.stdout.split())
+    assert written > 20, "the last run alone writes twenty"
+    assert interrupted > 0
+    assert aside == 0

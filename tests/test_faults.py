@@ -1,0 +1,162 @@
+"""A family of which five configurations are broken tunes to the one that is right and fast."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import faulty
+import numpy as np
+import pytest
+
+import clgemm
+from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import campaign, check, lookup, store, tuner, vetting, worker
+from clgemm.tuning.lookup import Tuned
+from clgemm.tuning.record import Effort
+
+S = PRECISIONS["s"]
+# Small, so that a trial takes milliseconds; the budget is never what ends the search.
+EFFORT = Effort(
+    seconds=60.0,
+    sizes={"large": (150, 150, 150), "small": (130, 130, 130), "skinny": (40, 150, 150)},
+)
+HANG_SECONDS = 8.0
+WANT = {
+    faulty.ABORTS: ("crash", "ended with"),
+    faulty.HANGS: ("hang", "no answer within"),
+    faulty.ODD_K: ("wrong", "261 x 133 x 401"),
+    faulty.SOMETIMES: ("wrong", "times the bound"),
+    faulty.NO_BUILD: ("build", "Its log:"),
+}
+
+
+@pytest.fixture(autouse=True)
+def only_faulty(monkeypatch, tmp_path):
+    """No other family competes, here and in the child."""
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(lookup, "FAMILIES", (faulty.FAULTY,))
+    monkeypatch.setattr(campaign, "HANG_SECONDS", HANG_SECONDS)
+    program = str(Path(__file__).with_name("faulty_child.py"))
+    monkeypatch.setattr(worker.Worker, "command", (program,))
+    monkeypatch.setattr(store, "_warned", set())
+    faulty.install(monkeypatch.setattr, monkeypatch.setitem)
+
+
+@pytest.fixture
+def fresh(session):
+    """Open a session without parameters on each device."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    return sessions.Session(found, "a test")
+
+
+def failures_in(path):
+    """Read what the store says of each configuration that is not ok."""
+    (entry,) = json.loads(path.read_text())["precisions"].values()
+    return {
+        trial["config"]["params"]["KIND"]: (trial["status"], trial["detail"])
+        for trial in entry["trials"]
+        if trial["status"] != "ok"
+    }
+
+
+def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
+    result = tuner.tune(fresh, "s", EFFORT)
+    assert {o.config for o in result.choices.values()} == {faulty.kind(faulty.RIGHT)}
+    assert result.seconds < EFFORT.seconds
+    found = failures_in(lookup.store_for(fresh.traits).path)
+    assert set(found) == set(WANT)
+    for number, (status, words) in WANT.items():
+        assert found[number][0] == status
+        assert words in found[number][1]
+    a = np.random.default_rng(1).uniform(-1, 1, (71, 71)).astype(np.float32)
+    with sessions.using(fresh):
+        np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-4)
+
+    # What is broken is never tried again on this device and driver, and still named.
+    tried = []
+    attempt = worker.Worker.attempt
+
+    def spy(self, config, *arguments, **more):
+        tried.append(config["KIND"])
+        return attempt(self, config, *arguments, **more)
+
+    monkeypatch.setattr(worker.Worker, "attempt", spy)
+    again = tuner.tune(fresh, "s", EFFORT)
+    assert set(tried) == {faulty.SLOW, faulty.RIGHT}
+    assert {o.config for o in again.choices.values()} == {faulty.kind(faulty.RIGHT)}
+    assert failures_in(lookup.store_for(fresh.traits).path) == found
+
+
+def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypatch):
+    """The keyboard ends the search after the crash, before there is a result."""
+    attempt, tried = worker.Worker.attempt, []
+
+    def until_the_crash(self, config, *arguments, **more):
+        outcome = attempt(self, config, *arguments, **more)
+        tried.append(config["KIND"])
+        if outcome.status == "crash":
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr(worker.Worker, "attempt", until_the_crash)
+    monkeypatch.setattr(faulty.FAULTY, "space", lambda *_: {"KIND": (0, 1, faulty.ABORTS)})
+    with pytest.raises(KeyboardInterrupt):
+        tuner.tune(fresh, "s", EFFORT)
+    # Interrupted, the candidate is not blamed: what did end the child is known only afterwards.
+    monkeypatch.setattr(worker.Worker, "attempt", attempt)
+    result = tuner.tune(fresh, "s", EFFORT)
+    assert [o.config["KIND"] for o in result.outcomes if not o.ok] == [faulty.ABORTS]
+    path = lookup.store_for(fresh.traits).path
+    path.unlink()
+    found = lookup.store_for(fresh.traits).interrupted()
+    assert [c["params"]["KIND"] for c in found] == [faulty.ABORTS]
+
+
+def test_a_candidate_wrong_once_in_a_while_fails_the_winner_s_check(fresh):
+    said = check.Checker(fresh, S).mismatch(faulty.kind(faulty.SOMETIMES), every=True)
+    assert "times the bound, in run" in said
+
+
+def tuned(number):
+    return Tuned(dict.fromkeys(SIZE_CLASSES, faulty.kind(number)), "a file")
+
+
+def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatch):
+    runs = []
+    real = check.run_once
+
+    def run_once(*arguments, **more):
+        runs.append(1)
+        real(*arguments, **more)
+
+    monkeypatch.setattr(check, "run_once", run_once)
+    kept = lookup.store_for(fresh.traits)
+    assert vetting.fault(fresh, S, kept, tuned(faulty.RIGHT)) == ""
+    assert len(runs) == 2, "once with beta zero and once not"
+    assert vetting.fault(fresh, S, kept, tuned(faulty.RIGHT)) == ""
+    assert len(runs) == 2, "what passed is remembered"
+    assert vetting.fault(fresh, PRECISIONS["d"], kept, tuned(faulty.RIGHT)) == ""
+    assert len(runs) == 4, "another precision is another kernel"
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(faulty.ODD_K, "67 x 45 x 129"), (faulty.NO_BUILD, "Its log:")]
+)
+def test_a_stored_winner_that_is_wrong_here_is_not_used(fresh, number, words):
+    kept = lookup.store_for(fresh.traits)
+    params = {"family": "faulty", "params": {"KIND": number}}
+    kept.write(lookup.entry_name(S), {"choices": dict.fromkeys(SIZE_CLASSES, params)})
+    assert words in vetting.fault(fresh, S, kept, tuned(number))
+    with pytest.warns(clgemm.ClgemmWarning, match="are not used"):
+        assert tuner._stored(fresh, S, kept) is None
+    assert words in vetting.fault(fresh, S, kept, tuned(number)), "nor the next time"
+
+
+def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh):
+    kept = lookup.store_for(fresh.traits)
+    kept.begin({"family": "faulty", "params": {"KIND": faulty.ABORTS}})
+    assert "a process ended" in vetting.fault(fresh, S, kept, tuned(faulty.ABORTS))

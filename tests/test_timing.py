@@ -1,0 +1,166 @@
+"""The stopwatch: warm-up, how long, when to give up, noise, and whose clock."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from clgemm import transfer
+from clgemm.execute import slots
+from clgemm.kernels import BY_NAME
+from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.runtime import devices, profiling
+from clgemm.runtime import session as sessions
+from clgemm.tuning import lookup, stopwatch, timing
+from clgemm.tuning.check import random_matrix
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop time; what runs moves it on."""
+    now = [100.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "sleep", lambda _: None)
+    return now
+
+
+def taking(clock, *seconds):
+    """Make a function that takes so long, over and over; count its runs."""
+    left = itertools.cycle(seconds)
+
+    def run():
+        run.count += 1
+        clock[0] += next(left)
+
+    run.count = 0
+    return run
+
+
+def test_the_first_run_warms_up(clock):
+    run = taking(clock, 9.0, 1.0, 1.0, 1.0)
+    timed = timing.measure(run, seconds=0, least=3)
+    assert (timed.median, timed.best, timed.runs) == (1.0, 1.0, 3)
+    assert run.count == 4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "least", "most", "runs"),
+    [(0, 3, 50, 3), (1, 3, 50, 11), (1, 3, 5, 5), (0, 7, 9, 7)],
+)
+def test_how_many_runs(clock, seconds, least, most, runs):
+    timed = timing.measure(taking(clock, 0.0999), seconds=seconds, least=least, most=most)
+    assert timed.runs == runs
+
+
+def test_a_slow_first_run_is_the_only_one(clock):
+    assert timing.measure(taking(clock, 2.0), give_up=1.9).runs == 1
+    assert timing.measure(taking(clock, 2.0), give_up=2.1).runs > 1
+    late = taking(clock, 0.0, 1.0, 5.0, 1.0)
+    assert timing.measure(late, seconds=0, give_up=2.0).runs == 3, "a later one is noise"
+
+
+def test_a_quiet_machine_is_not_measured_for_longer(clock):
+    assert timing.measure(taking(clock, 0.0099), seconds=0.1, stretch=5).runs == 11
+
+
+def test_a_noisy_machine_is_measured_for_longer(clock):
+    def noisy():
+        return taking(clock, 0.010, 0.013, 0.011, 0.015, 0.010, 0.014)
+
+    short = timing.measure(noisy(), seconds=0.1)
+    long = timing.measure(noisy(), seconds=0.1, stretch=5)
+    assert short.spread > timing.STEADY
+    assert 4 * short.runs <= long.runs <= 6 * short.runs
+
+
+def test_measuring_ends_when_the_noise_does(clock):
+    run = taking(clock, *[0.010, 0.015] * 4, *[0.010] * 500)
+    timed = timing.measure(run, seconds=0.05, stretch=100)
+    assert timed.spread <= timing.STEADY
+    assert timed.runs < 30
+
+
+def test_the_quartile_is_neither_delayed_nor_lucky():
+    times = [0.9] + [1.0] * 4 + [1.5, 2.0, 7.0]
+    assert timing.of_times(times).quartile == 1.0
+    assert timing.of_times([3.0]) == timing.Timing(3.0, 3.0, 1, quartile=3.0)
+    assert timing.of_times([2.0, 1.0]).quartile == 1.0
+    assert timing.of_times(times).spread == pytest.approx(1 / 0.9 - 1)
+
+
+def test_another_clock_may_count(clock):
+    ticks = itertools.cycle([0.002, 0.003])
+    timed = timing.measure(taking(clock, 1.0), seconds=0, least=4, clock=lambda: next(ticks))
+    assert (timed.best, timed.median, timed.runs) == (0.002, 0.0025, 4)
+
+
+MS = 0.001
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([(10 * MS, 9.9 * MS), (10.3 * MS, 9.8 * MS), (30 * MS, 9.9 * MS)], ""),
+        ([(0.1 * MS, 0.02 * MS), (0.1 * MS, 0.03 * MS)], ""),
+        ([(10 * MS, math.nan)], "no times"),
+        ([(10 * MS, 9 * MS), (10 * MS, 0.0)], "took no time"),
+        ([(10 * MS, -9 * MS)], "took no time"),
+        ([(10 * MS, 9 * MS), (10 * MS, 15 * MS)], "more time than has passed"),
+        ([(10 * MS, 1 * MS), (11 * MS, 1.1 * MS)], "less time than its work took"),
+        ([(10 * MS, 10 * MS), (10.2 * MS, 10 * MS), (10.1 * MS, 10 * MS)], "too coarse"),
+    ],
+)
+def test_which_clocks_are_trusted(pairs, words):
+    reason = stopwatch.distrust(pairs)
+    assert words in reason
+    assert bool(reason) == bool(words)
+
+
+@pytest.fixture
+def product(session, rng):
+    """Plan a product on each device, in a session of its own."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    own, precision = sessions.Session(found, "a test"), PRECISIONS["s"]
+    a, b, c = (random_matrix(rng, precision, 300, 300) for _ in "abc")
+    problem = describe(Operand(a), Operand(b), c, reads_c=False)
+    config = lookup.defaults(own.traits, precision, "").choices["large"]
+    plan = BY_NAME[config.family].plan(own.traits, problem, config)
+    places = [transfer.place(own, x) for x in (a, b, c)]
+    yield own, plan, slots(problem, 1.0, 0.0, *places)
+    del a, b, c  # kept until here: a device may share their memory
+
+
+def test_a_device_times_its_launches(product):
+    session, plan, values = product
+    watch = stopwatch.Stopwatch(session)
+    ready = stopwatch.Traced(session, plan)
+    timed = watch.time(ready, values, seconds=0.01)
+    assert timed.best > 0
+    assert timed.runs >= 2
+    if watch.clock == stopwatch.DEVICE:
+        assert ready.seconds() > 0
+    else:
+        assert watch.clock.startswith("the host's clock: ")
+
+
+def test_a_driver_that_times_no_launches_leaves_it_to_the_host(product, monkeypatch):
+    session, plan, values = product
+    monkeypatch.setattr(profiling, "enable", lambda _: False)
+    watch = stopwatch.Stopwatch(session)
+    ready = stopwatch.Traced(session, plan)
+    ready.run(values)
+    assert math.isnan(ready.seconds()), "the queue keeps no times"
+    assert watch.time(ready, values, seconds=0.01).best > 0
+    assert watch.clock == "the host's clock: the driver times no launches"
+
+
+def test_a_clock_that_tells_nonsense_is_found_out(product, monkeypatch):
+    session, plan, values = product
+    watch = stopwatch.Stopwatch(session)
+    ready = stopwatch.Traced(session, plan)
+    monkeypatch.setattr(profiling, "seconds", lambda _: 1e-12)
+    timed = watch.time(ready, values, seconds=0.01)
+    assert watch.clock.startswith("the host's clock: ")
+    assert timed.best > 1e-9
