@@ -6,11 +6,13 @@ of what BLAS cannot express, where to run, and how the data gets there.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from clgemm import host, settings, transfer
+from clgemm.errors import BuildError
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
 from clgemm.problem import BY_DTYPE, Operand, address_of, describe, layout_of
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
 
+log = logging.getLogger(__name__)
+
 HOST: Literal["host"] = "host"
+LAST_RESORT = "direct"  # the family that takes anything and needs nothing
 KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
 
 
@@ -126,7 +131,8 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
 
 
 def _is_aligned(x: NDArray[Any]) -> bool:
-    return not address_of(x) % x.itemsize
+    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
+    return x.base is None or not address_of(x) % x.itemsize
 
 
 def _expressible(x: Operand) -> Operand:
@@ -170,8 +176,20 @@ def _decide(
     if route(session.traits, problem, wish) != HOST:
         session.require(precision)
         with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
-            config = tuner.config_for(session, problem)
-            plan = BY_NAME[config.family].plan(session.traits, problem, config)
-            with session.lock:
-                ready = Ready(session, plan)
+            ready = _built(session, problem)
     return Known(ready, problem, turned, precision.is_complex)
+
+
+def _built(session: Session, problem: Gemm) -> Ready:
+    """Build the plan of a problem, with the next family if a driver refuses the first one's."""
+    while True:
+        config = tuner.config_for(session, problem)
+        plan = BY_NAME[config.family].plan(session.traits, problem, config)
+        try:
+            with session.lock:
+                return Ready(session, plan)
+        except BuildError as error:
+            if config.family == LAST_RESORT:
+                raise
+            session.refused.add(config.family)
+            log.warning("%s is not used on %s from here on: %s", config.family, session, error)

@@ -68,6 +68,8 @@ class Session:
         """What `driver` decided and built, by the shapes and strides of a call."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
+        self.refused: set[str] = set()
+        """Families that the driver's compiler refused."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
         self.running: list[None] = []
