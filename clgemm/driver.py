@@ -176,11 +176,11 @@ def _decide(
     if route(session.traits, problem, wish) != HOST:
         session.require(precision)
         with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
-            ready = _built(session, problem)
+            ready = build(session, problem)
     return Known(ready, problem, turned, precision.is_complex)
 
 
-def _built(session: Session, problem: Gemm) -> Ready:
+def build(session: Session, problem: Gemm) -> Ready:
     """Build the plan of a problem, with the next family if a driver refuses the first one's."""
     while True:
         config = tuner.config_for(session, problem)

@@ -30,14 +30,15 @@ LAYERS = (
     "route",
     "driver",
     "small",
-    "blas _matmul arguments operands stacks",
+    "ghosts",
+    "blas _matmul arguments operands stacks device_arrays",
     "interpose cli __main__ __init__",
 )
 """From the ground up.  A module imports from its own layer and from those below it."""
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms.split()}
 
 KERNELS_MAY_IMPORT = {"kernels", "problem", "traits", "errors", "settings"}
-SEES_OPENCL = {"runtime", "transfer", "execute"}
+SEES_OPENCL = {"runtime", "transfer", "execute", "device_arrays"}
 
 
 class Import(NamedTuple):
