@@ -214,7 +214,7 @@ def test_no_module_imports_itself_by_way_of_others():
         ("devices", "import problem", "no place"),
         ("tuning.store", "from clgemm.kernels import family", "keeps dicts"),
         ("blas", "from clgemm.tuning import tuner", "no Config"),
-        ("driver", "from clgemm.runtime.opencl import cl", "only runtime, transfer and execute"),
+        ("driver", "from clgemm.runtime.opencl import cl", "only what moves data"),
         ("driver", "import importlib\nimportlib.import_module('pyopencl')", "knows pyopencl"),
     ],
 )
