@@ -90,6 +90,14 @@ def gemm(
     if session is None:
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
+    _on_session(session, wish, alpha, a, b, beta, c, conj_a, conj_b)
+
+
+def _on_session(
+    session: Session, wish: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex,
+    c: NDArray[Any], conj_a: bool, conj_b: bool,
+) -> None:  # fmt: skip
+    """Find or make the decision on calls of this kind, and run this one."""
     key = (
         wish, c.dtype, beta != 0, conj_a, conj_b,
         a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
@@ -98,7 +106,7 @@ def gemm(
     if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
         left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
         if left.data is not a or right.data is not b or layout_of(c) is None:
-            _by_copies(alpha, left, right, beta, c)
+            _by_copies(session, wish, alpha, left, right, beta, c)
             return
         known = _decide(session, wish, left, right, c, reads_c=beta != 0)
         _remember(session, key, known)
@@ -145,12 +153,15 @@ def _expressible(x: Operand) -> Operand:
     return Operand(np.array(x.data, order="C"), x.conj)
 
 
-def _by_copies(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+def _by_copies(
+    session: Session, wish: str, alpha: complex, a: Operand, b: Operand, beta: complex,
+    c: NDArray[Any],
+) -> None:  # fmt: skip
     """Compute with operands that BLAS can express, beside a `c` that it cannot write."""
     result = c
     if layout_of(c) is None:
         result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
-    gemm(alpha, a.data, b.data, beta, result, conj_a=a.conj, conj_b=b.conj)
+    _on_session(session, wish, alpha, a.data, b.data, beta, result, a.conj, b.conj)
     if result is not c:
         c[...] = result
 
