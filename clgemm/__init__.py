@@ -6,6 +6,7 @@ Importing this package touches no OpenCL: the first call does.
 from clgemm._matmul import matmul
 from clgemm._version import __version__
 from clgemm.blas import cgemm, dgemm, get_blas_funcs, sgemm, zgemm
+from clgemm.device_arrays import to_device
 from clgemm.errors import (
     BuildError,
     ClgemmError,
@@ -28,5 +29,6 @@ __all__ = [
     "get_blas_funcs",
     "matmul",
     "sgemm",
+    "to_device",
     "zgemm",
 ]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm import driver, small, stacks
-from clgemm.operands import refuse_device_arrays
+from clgemm import device_arrays, driver, small, stacks
+from clgemm.operands import is_device_array
 from clgemm.problem import BY_DTYPE
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def matmul(
     Raises
     ------
     TypeError, ValueError
-        Where `numpy.matmul` raises them; TypeError also for a `pyopencl.array.Array`.
+        Where `numpy.matmul` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
 
     Notes
     -----
@@ -104,7 +105,10 @@ def matmul(
         return plain
     if type(out) is tuple and len(out) == 1:
         (out,) = out
-    refuse_device_arrays("matmul", x1, x2, out)
+    if any(map(is_device_array, (x1, x2, out))):
+        if given.keys() - {"out"}:
+            raise TypeError("matmul: pyopencl.array.Array operands take no keyword but out")
+        return device_arrays.matmul(x1, x2, out)
     call = None
     # Whatever is wrong, NumPy raises it again below, and for its own reason.
     with contextlib.suppress(TypeError, ValueError, IndexError):

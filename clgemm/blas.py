@@ -9,7 +9,7 @@ purpose:
 - the GIL is released while the device works.
 
 Operands are passed on where they lie, whatever their order and strides: only another dtype costs
-a copy here.
+a copy here.  pyopencl Arrays are computed on their own queue: see `device_arrays`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 import scipy.linalg.blas
 
-from clgemm import driver, small
+from clgemm import device_arrays, driver, small
 from clgemm.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
 from clgemm.errors import GemmArgumentError
+from clgemm.operands import is_device_array
 from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _routine(code: str) -> Routine:
         trans_b: Any = 0,
         overwrite_c: Any = 0,
     ) -> NDArray[Any]:
-        if c is None and beta == 0.0 and type(beta) is float and not overwrite_c:
+        if c is None and type(beta) is float and beta == 0.0 and not overwrite_c:
             product = small.gemm(dtype, alpha, a, b, trans_a, trans_b)
             if product is not None:
                 return product
@@ -159,6 +160,10 @@ def _gemm(
     overwrite_c: Any,
 ) -> NDArray[Any]:
     """Read the arguments in the order SciPy reads them, and hand the product to the driver."""
+    plain = type(a) is np.ndarray and type(b) is np.ndarray and c is None
+    if not plain and any(map(is_device_array, (a, b, c))):
+        arguments = (alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
+        return cast("NDArray[Any]", device_arrays.gemm(where, precision, *arguments))
     dtype, is_complex = precision.dtype, precision.is_complex
     overwrite_c = as_flag(where, "overwrite_c", overwrite_c)
     trans_a = as_transposition(where, "trans_a", trans_a)

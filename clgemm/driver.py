@@ -6,11 +6,13 @@ of what BLAS cannot express, where to run, and how the data gets there.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from clgemm import host, settings, transfer
+from clgemm.errors import BuildError
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME
 from clgemm.problem import BY_DTYPE, Operand, address_of, describe, layout_of
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
 
+log = logging.getLogger(__name__)
+
 HOST: Literal["host"] = "host"
+LAST_RESORT = "direct"  # the family that takes anything and needs nothing
 KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
 
 
@@ -85,6 +90,14 @@ def gemm(
     if session is None:
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
+    _on_session(session, wish, alpha, a, b, beta, c, conj_a, conj_b)
+
+
+def _on_session(
+    session: Session, wish: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex,
+    c: NDArray[Any], conj_a: bool, conj_b: bool,
+) -> None:  # fmt: skip
+    """Find or make the decision on calls of this kind, and run this one."""
     key = (
         wish, c.dtype, beta != 0, conj_a, conj_b,
         a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
@@ -93,7 +106,7 @@ def gemm(
     if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
         left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
         if left.data is not a or right.data is not b or layout_of(c) is None:
-            _by_copies(alpha, left, right, beta, c)
+            _by_copies(session, wish, alpha, left, right, beta, c)
             return
         known = _decide(session, wish, left, right, c, reads_c=beta != 0)
         _remember(session, key, known)
@@ -126,7 +139,8 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
 
 
 def _is_aligned(x: NDArray[Any]) -> bool:
-    return not address_of(x) % x.itemsize
+    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
+    return x.base is None or not address_of(x) % x.itemsize
 
 
 def _expressible(x: Operand) -> Operand:
@@ -139,12 +153,15 @@ def _expressible(x: Operand) -> Operand:
     return Operand(np.array(x.data, order="C"), x.conj)
 
 
-def _by_copies(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+def _by_copies(
+    session: Session, wish: str, alpha: complex, a: Operand, b: Operand, beta: complex,
+    c: NDArray[Any],
+) -> None:  # fmt: skip
     """Compute with operands that BLAS can express, beside a `c` that it cannot write."""
     result = c
     if layout_of(c) is None:
         result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
-    gemm(alpha, a.data, b.data, beta, result, conj_a=a.conj, conj_b=b.conj)
+    _on_session(session, wish, alpha, a.data, b.data, beta, result, a.conj, b.conj)
     if result is not c:
         c[...] = result
 
@@ -170,8 +187,20 @@ def _decide(
     if route(session.traits, problem, wish) != HOST:
         session.require(precision)
         with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
-            config = tuner.config_for(session, problem)
-            plan = BY_NAME[config.family].plan(session.traits, problem, config)
-            with session.lock:
-                ready = Ready(session, plan)
+            ready = build(session, problem)
     return Known(ready, problem, turned, precision.is_complex)
+
+
+def build(session: Session, problem: Gemm) -> Ready:
+    """Build the plan of a problem, with the next family if a driver refuses the first one's."""
+    while True:
+        config = tuner.config_for(session, problem)
+        plan = BY_NAME[config.family].plan(session.traits, problem, config)
+        try:
+            with session.lock:
+                return Ready(session, plan)
+        except BuildError as error:
+            if config.family == LAST_RESORT:
+                raise
+            session.refused.add(config.family)
+            log.warning("%s is not used on %s from here on: %s", config.family, session, error)

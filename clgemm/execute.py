@@ -65,6 +65,42 @@ class Ready:
             for step in plan.steps
         ]
 
+    def enqueue(self, values: Values, queue: cl.CommandQueue, wait_for: list[cl.Event]) -> cl.Event:
+        """Launch every step on a queue of the caller's and wait for none.
+
+        Parameters
+        ----------
+        values : tuple
+            What `slots` gave, of Buffers.
+        queue : cl.CommandQueue
+            In the session's context.
+        wait_for : list of cl.Event
+            What must have ended before the first step.
+
+        Returns
+        -------
+        cl.Event
+            The last step's.
+        """
+        session = self._session
+        with session.lock:
+            shared = session.workspace_of(queue)
+            waits = [*wait_for, *shared.last]
+            scratch = shared.scratch(self._scratch_bytes) if self._scratch_bytes else None
+            counters = None
+            if self._counts:
+                counters, waits = shared.counters(queue, waits)
+            bound = (*values, scratch, counters, 0)
+            for kernel, global_size, local_size, constants, named in self._launches:
+                args = constants.copy()
+                for i, slot in named:
+                    args[i] = bound[slot]
+                kernel.set_args(*args)
+                event = self._enqueue(queue, kernel, global_size, local_size, None, waits)
+                waits = [event]
+            shared.last = waits
+        return waits[0]
+
     def run(self, values: Values) -> None:
         """Launch every step and wait for the last one; the GIL is released meanwhile.
 

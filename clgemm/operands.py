@@ -1,4 +1,4 @@
-"""Operands that no face takes yet, refused before NumPy touches them.
+"""Arrays on a device, told apart before NumPy touches them.
 
 NumPy knows nothing of `pyopencl.array.Array`: it would read one element at a time through the
 device and build an object array, or call it a sequence.  Either is slow, silent and wrong.
@@ -7,6 +7,13 @@ device and build an object array, or call it a sequence.  Either is slow, silent
 from __future__ import annotations
 
 import sys
+
+
+def is_device_array(x: object) -> bool:
+    """Tell whether `x` is a `pyopencl.array.Array`, without importing that module."""
+    # Only a program that has imported pyopencl.array can own such an array.
+    array_type = getattr(sys.modules.get("pyopencl.array"), "Array", None)
+    return array_type is not None and isinstance(x, array_type)
 
 
 def refuse_device_arrays(where: str, *operands: object) -> None:
@@ -29,12 +36,8 @@ def refuse_device_arrays(where: str, *operands: object) -> None:
     >>> import numpy as np
     >>> refuse_device_arrays("sgemm", np.eye(2), [[1.0]], None)
     """
-    # Only a program that has imported pyopencl.array can own such an array, so nothing is
-    # imported for its sake here.
-    array_type = getattr(sys.modules.get("pyopencl.array"), "Array", None)
-    if array_type is not None and any(isinstance(operand, array_type) for operand in operands):
+    if any(map(is_device_array, operands)):
         raise TypeError(
-            f"{where}: got a pyopencl.array.Array, and device arrays are not supported yet: "
-            "call .get() on it first, and put the result back with "
-            "pyopencl.array.to_device(queue, result) where the device needs it"
+            f"{where}: got a pyopencl.array.Array where a number or a host array is meant: call "
+            ".get() on it; operands are either all on the device or all on the host"
         )

@@ -33,11 +33,15 @@ _FLAGS = (0, 1, 2)
 def gemm(
     dtype: np.dtype[Any], alpha: Any, a: Any, b: Any, trans_a: Any, trans_b: Any
 ) -> NDArray[Any] | None:
-    """Return alpha * op(a) @ op(b) if that is a small product of plain matrices, else None."""
+    """Return alpha * op(a) @ op(b) if that is a small product of plain matrices, else None.
+
+    An alpha of 0 is left to the faces: some of OpenBLAS' kernels for small matrices multiply even
+    then, so that a NaN in `a` shows.
+    """
     if not (
         type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2
         and a.size <= _LARGEST and b.size <= _LARGEST and a.dtype == dtype == b.dtype
-        and type(alpha) is float and type(trans_a) is int and type(trans_b) is int
+        and type(alpha) is float and alpha != 0 and type(trans_a) is int and type(trans_b) is int
         and trans_a in _FLAGS and trans_b in _FLAGS
     ):  # fmt: skip
         return None

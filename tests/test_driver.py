@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 import clgemm
 from clgemm import blas, driver, host, small, transfer
-from clgemm.errors import DeviceError
+from clgemm.errors import BuildError, DeviceError
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.route import SMALL_FLOPS, route
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
+from clgemm.tuning import tuner
 from clgemm.tuning.trial import random_matrix
 
 SIZES = (0, 1, 2, 3, 5, 7, 13, 31, 64, 97, 130)
@@ -477,3 +478,37 @@ def test_operands_are_not_kept_alive(device):
     assert device.known
     del a, b, c
     assert [ref() is None for ref in gone] == [True] * 3
+
+
+def test_a_family_that_the_driver_refuses_is_replaced(device, monkeypatch, caplog, rng):
+    """One log line, then the next family; nothing is tried twice."""
+    fresh = like(device)
+    first = tuner.config_for(fresh, square(300)).family
+    real, refused = fresh.programs.kernel, []
+
+    def kernel(spec):
+        if spec.name.startswith(first):
+            refused.append(spec.name)
+            raise BuildError("ptxas refuses this")
+        return real(spec)
+
+    monkeypatch.setattr(fresh.programs, "kernel", kernel)
+    a = random_matrix(rng, PRECISIONS["s"], 300, 300)
+    with sessions.using(fresh), caplog.at_level("WARNING", logger="clgemm"):
+        got = blas.sgemm(1.0, a, a)
+        blas.sgemm(1.0, a[:200], a)
+    np.testing.assert_allclose(got, a @ a, atol=1e-3)
+    assert len(refused) == 1
+    assert [r.levelname for r in caplog.records if first in r.getMessage()] == ["WARNING"]
+    assert "ptxas refuses this" in caplog.text
+
+
+def test_the_last_family_does_not_hide_its_error(device, monkeypatch):
+    fresh = like(device)
+
+    def kernel(_spec):
+        raise BuildError("no compiler here")
+
+    monkeypatch.setattr(fresh.programs, "kernel", kernel)
+    with sessions.using(fresh), pytest.raises(BuildError, match="no compiler here"):
+        blas.sgemm(1.0, np.ones((99, 99)), np.ones((99, 99)))

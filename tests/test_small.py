@@ -61,6 +61,7 @@ def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
     assert small.gemm(single, 1.0, x, x, 0, 0) is not None
     unusual = [
         (1, x, x, 0, 0),
+        (0.0, x, x, 0, 0),
         (1.0, x.astype(np.float64), x, 0, 0),
         (1.0, x.tolist(), x, 0, 0),
         (1.0, x[0], x, 0, 0),

@@ -56,7 +56,7 @@ def cache(monkeypatch, tmp_path):
 
 def new_session(traits=CPU):
     """Make what the tuner needs of a session on a device that is not here."""
-    return SimpleNamespace(traits=traits, tuned={}, tuning=threading.Lock())
+    return SimpleNamespace(traits=traits, tuned={}, refused=set(), tuning=threading.Lock())
 
 
 class FakeWorker:

@@ -40,58 +40,73 @@ typedef CAT(REAL, VW) REALV;
     hi.even = re.hi;        \
     hi.odd = im.hi
 
-// acc += one row of a panel of A times one row of B: column j of B at b[j], the row at e.
-INLINE void rank_1(int mv, int nv, __global const REAL *a, __global const REAL *const *b, long e,
-                   REALV acc[NR][AV])
-{
-    REALV re[MV], im[MV];
-    UNROLL
-    for (int v = 0; v < mv; v++) {
-        re[v] = *(__global const REALV *)(a + v * VW);
-        if (IS_COMPLEX)
-            im[v] = *(__global const REALV *)(a + MR + v * VW);
-    }
-    UNROLL
-    for (int j = 0; j < nv; j++) {
-        const REALV br = (REALV)(b[j][e]);
-        UNROLL
-        for (int v = 0; v < mv; v++) {
-            acc[j][v] = fma(re[v], br, acc[j][v]);
-            if (IS_COMPLEX)
-                acc[j][MV + v] = fma(im[v], br, acc[j][MV + v]);
-        }
-#if IS_COMPLEX
-        const REALV bi = (REALV)(b[j][e + 1]);
-        UNROLL
-        for (int v = 0; v < mv; v++) {
-            acc[j][v] = fma(-im[v], bi, acc[j][v]);
-            acc[j][MV + v] = fma(re[v], bi, acc[j][MV + v]);
-        }
-#endif
-    }
-}
+#define NARROW_M (MV > 1 ? MV - 1 : 1)  // vectors of the kernels for the lower edge
+#define NARROW_N (NR / 2)               // columns of the kernels for the right edge
 
-// acc += panel of A (depth x MR) * B (depth x NR, step_b reals from row to row).
-INLINE void rank_update(int mv, int nv, int depth, __global const REAL *a,
-                        __global const REAL *const *b, long step_b, REALV acc[NR][AV])
-{
-    int p = 0;
-    long e = 0;
-    if (mv == MV && nv == NR)  // narrow kernels are not unrolled: compilers take long enough
-        for (; p + KU <= depth; p += KU) {
-            UNROLL
-            for (int u = 0; u < KU; u++) {
-                rank_1(mv, nv, a, b, e, acc);
-                a += MR * CE;
-                e += step_b;
-            }
-        }
-    for (; p < depth; p++) {
-        rank_1(mv, nv, a, b, e, acc);
-        a += MR * CE;
-        e += step_b;
+#if IS_COMPLEX
+#define RANK_1_IMAGINARY(mv, j)                                          \
+    const REALV bi = (REALV)(b[j][e + 1]);                               \
+    UNROLL                                                               \
+    for (int v = 0; v < (mv); v++) {                                     \
+        acc[j][v] = fma(-av[MV + v], bi, acc[j][v]);                     \
+        acc[j][MV + v] = fma(av[v], bi, acc[j][MV + v]);                 \
     }
-}
+#else
+#define RANK_1_IMAGINARY(mv, j)
+#endif
+
+// acc += one row of a panel of A, mv vectors of it, times one row of B, nv elements: column j of B
+// lies at b[j], the row at e.  Then on to the next row.
+#define RANK_1(mv, nv)                                                   \
+    {                                                                    \
+        REALV av[AV];                                                    \
+        UNROLL                                                           \
+        for (int v = 0; v < (mv); v++) {                                 \
+            av[v] = *(__global const REALV *)(a + v * VW);               \
+            if (IS_COMPLEX)                                              \
+                av[MV * (CE - 1) + v] =                                  \
+                    *(__global const REALV *)(a + MR * (CE - 1) + v * VW); \
+        }                                                                \
+        UNROLL                                                           \
+        for (int j = 0; j < (nv); j++) {                                 \
+            const REALV br = (REALV)(b[j][e]);                           \
+            UNROLL                                                       \
+            for (int v = 0; v < (mv); v++) {                             \
+                acc[j][v] = fma(av[v], br, acc[j][v]);                   \
+                if (IS_COMPLEX)                                          \
+                    acc[j][MV * (CE - 1) + v] =                          \
+                        fma(av[MV * (CE - 1) + v], br, acc[j][MV * (CE - 1) + v]); \
+            }                                                            \
+            RANK_1_IMAGINARY(mv, j)                                      \
+        }                                                                \
+        a += MR * CE;                                                    \
+        e += step_b;                                                     \
+    }
+
+// Defines a function: acc += panel of A (depth x mv vectors) * B (depth x nv, step_b reals from row
+// to row).  A macro and not an argument, since PoCL unrolls loops before it inlines functions.
+// Narrow ones are not unrolled along k: compilers take long enough.
+#define DEFINE_UPDATE(name, mv, nv)                                                             \
+    INLINE void name(int depth, __global const REAL *a, __global const REAL *const *b,          \
+                     long step_b, REALV acc[NR][AV])                                            \
+    {                                                                                           \
+        int p = 0;                                                                              \
+        long e = 0;                                                                             \
+        if ((mv) == MV && (nv) == NR)                                                           \
+            for (; p + KU <= depth; p += KU) {                                                  \
+                UNROLL                                                                          \
+                for (int u = 0; u < KU; u++)                                                    \
+                    RANK_1(mv, nv)                                                              \
+            }                                                                                   \
+        for (; p < depth; p++)                                                                  \
+            RANK_1(mv, nv)                                                                      \
+    }
+DEFINE_UPDATE(update, MV, NR)
+DEFINE_UPDATE(update_low, NARROW_M, NR)
+DEFINE_UPDATE(update_lowest, 1, NR)
+DEFINE_UPDATE(update_right, MV, NARROW_N)
+DEFINE_UPDATE(update_right_low, NARROW_M, NARROW_N)
+DEFINE_UPDATE(update_right_lowest, 1, NARROW_N)
 
 // Column j of the accumulators to VW * MV elements at c, scaled by alpha.
 INLINE void store_column(const REALV *acc, __global REAL *c, ELEM alpha, ELEM beta, int beta_is)
@@ -131,10 +146,16 @@ INLINE void store_column(const REALV *acc, __global REAL *c, ELEM alpha, ELEM be
     }
 }
 
-// Writes a micro-tile that hangs over the edge of C, or a narrow one, from a private copy.
-INLINE void store_edge(const REAL *tile, __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
+// The same for a micro-tile that hangs over the edge of C: by way of a private copy.
+INLINE void store_edge(REALV acc[NR][AV], __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
                        ELEM beta, int beta_is)
 {
+    REAL tile[NR * AV * VW];
+    UNROLL
+    for (int j = 0; j < NR; j++)
+        UNROLL
+        for (int v = 0; v < AV; v++)
+            VSTORE(acc[j][v], tile + (j * AV + v) * VW);
     for (int j = 0; j < nr; j++)
         for (int i = 0; i < mr; i++) {
             const REAL *t = tile + j * AV * VW + i;
@@ -147,46 +168,8 @@ INLINE void store_edge(const REAL *tile, __global ELEM *c, long ldc, int mr, int
         }
 }
 
-// A * B for a panel of A and columns of B that lie column_b reals apart, in registers for mv vectors
-// and nv columns.  A whole micro-tile goes to C at once, any other one to `tile`.
-INLINE void micro_tile(int mv, int nv, int depth, __global const REAL *a, __global const REAL *b,
-                       long step_b, long column_b, __global ELEM *c, long ldc, int whole, int nr,
-                       ELEM alpha, ELEM beta, int beta_is, REAL *tile)
-{
-    REALV acc[NR][AV];
-    __global const REAL *columns[NR];
-    UNROLL
-    for (int j = 0; j < nv; j++) {
-        UNROLL
-        for (int v = 0; v < mv; v++) {
-            acc[j][v] = (REALV)(0);
-            if (IS_COMPLEX)
-                acc[j][MV + v] = (REALV)(0);
-        }
-        // Columns beyond the edge repeat the last one.
-        columns[j] = b + (PACK_B ? j : min(j, nr - 1)) * column_b;
-    }
-    rank_update(mv, nv, depth, a, columns, step_b, acc);
-    if (mv == MV && nv == NR && whole) {
-        UNROLL
-        for (int j = 0; j < NR; j++)
-            store_column(acc[j], (__global REAL *)(c + j * ldc), alpha, beta, beta_is);
-        return;
-    }
-    UNROLL
-    for (int j = 0; j < nv; j++)
-        UNROLL
-        for (int v = 0; v < mv; v++) {
-            VSTORE(acc[j][v], tile + (j * AV + v) * VW);
-            if (IS_COMPLEX)
-                VSTORE(acc[j][MV + v], tile + (j * AV + MV + v) * VW);
-        }
-}
-
-#define NARROW_M (MV > 1 ? MV - 1 : 1)  // vectors of the kernel for the lower edge
-#define NARROW_N (NR / 2)               // columns of the kernel for the right edge
-
-// C (mr x nr) := alpha * A * B + beta * C with the narrowest kernel that covers it.
+// C (mr x nr) := alpha * A * B + beta * C for a panel of A and columns of B that lie column_b reals
+// apart, with the narrowest kernel that covers it.
 INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL *b, long step_b,
                          long column_b, __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
                          ELEM beta, int beta_is)
@@ -197,25 +180,37 @@ INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL 
         for (int i = 0; i < MR * CE * (int)sizeof(REAL); i += 64)
             __builtin_prefetch((const void *)((ulong)(c + j * ldc) + i), 1, 3);
 #endif
-    REAL tile[NR * AV * VW];
-    const int whole = mr == MR && nr == NR;
-#define RUN(mv, nv)                                                                           \
-    micro_tile(mv, nv, depth, a, b, step_b, column_b, c, ldc, whole, nr, alpha, beta, beta_is, \
-               tile)
-#define RUN_COLUMNS(nv)                     \
-    if (MV > 2 && mr <= VW)                 \
-        RUN(1, nv);                         \
-    else if (MV > 1 && mr <= NARROW_M * VW) \
-        RUN(NARROW_M, nv);                  \
-    else                                    \
-        RUN(MV, nv);
-    if (nr > NARROW_N) {
-        RUN_COLUMNS(NR)
-    } else {
-        RUN_COLUMNS(NARROW_N)
+    REALV acc[NR][AV];
+    __global const REAL *columns[NR];
+    UNROLL
+    for (int j = 0; j < NR; j++) {
+        UNROLL
+        for (int v = 0; v < AV; v++)
+            acc[j][v] = (REALV)(0);
+        // Columns beyond the edge repeat the last one.
+        columns[j] = b + (PACK_B ? j : min(j, nr - 1)) * column_b;
     }
-#undef RUN
-#undef RUN_COLUMNS
-    if (!whole)
-        store_edge(tile, c, ldc, mr, nr, alpha, beta, beta_is);
+    const int lowest = MV > 2 && mr <= VW, low = MV > 1 && mr <= NARROW_M * VW;
+    if (nr > NARROW_N) {
+        if (lowest)
+            update_lowest(depth, a, columns, step_b, acc);
+        else if (low)
+            update_low(depth, a, columns, step_b, acc);
+        else
+            update(depth, a, columns, step_b, acc);
+    } else {
+        if (lowest)
+            update_right_lowest(depth, a, columns, step_b, acc);
+        else if (low)
+            update_right_low(depth, a, columns, step_b, acc);
+        else
+            update_right(depth, a, columns, step_b, acc);
+    }
+    if (mr == MR && nr == NR) {
+        UNROLL
+        for (int j = 0; j < NR; j++)
+            store_column(acc[j], (__global REAL *)(c + j * ldc), alpha, beta, beta_is);
+    } else {
+        store_edge(acc, c, ldc, mr, nr, alpha, beta, beta_is);
+    }
 }

@@ -15,6 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 __all__ = [
+    "arrays",
     "build",
     "cl",
     "disable_caches",
@@ -57,6 +58,12 @@ def load() -> Any:
 def disable_caches() -> None:
     """Turn pyopencl's caches off after it was imported with them on."""
     load()._PYOPENCL_NO_CACHE = True  # noqa: SLF001 - pyopencl offers no public way after import
+
+
+def arrays() -> Any:
+    """Return the module pyopencl.array."""
+    load()
+    return importlib.import_module("pyopencl.array")
 
 
 def build(context: cl.Context, text: str) -> cl.Program:

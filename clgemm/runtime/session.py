@@ -23,13 +23,14 @@ from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
-from clgemm.runtime.workspace import Workspace
+from clgemm.runtime.workspace import QueueWorkspace, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clgemm.driver import Known
-    from clgemm.problem import Precision
+    from clgemm.execute import Ready
+    from clgemm.problem import Gemm, Precision
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.lookup import Tuned
 
@@ -37,6 +38,7 @@ OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
     "OUT_OF_HOST_MEMORY",
 })  # fmt: skip
+MANY_QUEUES = 64
 
 
 class Session:
@@ -50,24 +52,38 @@ class Session:
         Why this device was chosen, in words.
     binaries : Binaries, optional
         Where its programs are kept between processes.
+    context : cl.Context, optional
+        A context of the caller's to work in; one of its own by default.
     """
 
-    def __init__(self, found: devices.Found, reason: str, binaries: Binaries | None = None) -> None:
+    def __init__(
+        self,
+        found: devices.Found,
+        reason: str,
+        binaries: Binaries | None = None,
+        context: cl.Context | None = None,
+    ) -> None:
         self.traits = found.traits
         self.reason = reason
         self.cl: Any = opencl.load()
         """pyopencl itself: looked up once, the path of a call is short."""
         self.lock = threading.RLock()
         try:
-            self.context = cl.Context([found.device])
+            self.context = context or cl.Context([found.device])
             self.queue = cl.CommandQueue(self.context)
         except cl.Error as error:
             raise translated(error, f"opening {self}") from error
         self.programs = Programs(self.context, self.traits, binaries)
         self.known: dict[tuple[Any, ...], Known] = {}
         """What `driver` decided and built, by the shapes and strides of a call."""
+        self.device_plans: dict[Gemm, Ready] = {}
+        """The same for operands that are on the device, by the problem."""
+        self.queues: dict[cl.CommandQueue, QueueWorkspace] = {}
+        """What calls on queues of the caller share."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
+        self.refused: set[str] = set()
+        """Families that the driver's compiler refused."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
         self.running: list[None] = []
@@ -77,6 +93,14 @@ class Session:
 
     def __str__(self) -> str:
         return self.traits.describe()
+
+    def workspace_of(self, queue: cl.CommandQueue) -> QueueWorkspace:
+        """Return what calls on a queue of the caller share; hold `lock`."""
+        if queue not in self.queues:
+            if len(self.queues) >= MANY_QUEUES:
+                self.queues.clear()  # what was enqueued keeps its memory alive
+            self.queues[queue] = QueueWorkspace(self.context)
+        return self.queues[queue]
 
     def require(self, precision: Precision) -> None:
         """Refuse a precision that the device does not have.
@@ -126,6 +150,7 @@ def translated_errors(where: str) -> Iterator[None]:
 
 _lock = threading.Lock()
 _sessions: dict[devices.Found, Session] = {}
+_of_context: dict[cl.Context, Session] = {}
 _current: Session | None = None
 _inherited: list[Session] = []
 _host_only = False
@@ -179,6 +204,31 @@ def open_session(found: devices.Found, reason: str = "asked for") -> Session:
         return _open(found, reason)
 
 
+def of_queue(queue: cl.CommandQueue) -> Session:
+    """Return the session that works in the context of a queue of the caller's.
+
+    Raises
+    ------
+    DeviceError
+        If the context has several devices: kernels are built for one.
+    """
+    context = queue.context
+    if _current is not None and _current.context == context:
+        return _current
+    with _lock:
+        if context not in _of_context:
+            if len(context.devices) != 1:
+                raise DeviceError(
+                    "the arrays' OpenCL context has several devices: make one of a single device, "
+                    "pyopencl.Context([device])"
+                )
+            device = context.devices[0]
+            found = devices.Found(device, devices.read_traits(device))
+            session = Session(found, "the arrays' own", binaries(found.traits), context)
+            _of_context[context] = session
+    return _of_context[context]
+
+
 @contextmanager
 def using(session: Session) -> Iterator[Session]:
     """Make `session` the current one inside a with block."""
@@ -194,13 +244,14 @@ def _after_fork_in_child() -> None:
     global _lock, _current, _host_only  # noqa: PLW0603 - see current()
     _host_only |= _lock.locked()
     _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
-    for session in _sessions.values():
+    for session in (*_sessions.values(), *_of_context.values()):
         busy = bool(session.running) or not session.lock.acquire(blocking=False)
         _host_only |= busy or not session.traits.fork_safe
         # Releasing an inherited handle may hang; one reference too many keeps that away.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
         _inherited.append(session)
     _sessions.clear()
+    _of_context.clear()
     _current = None
 
 

@@ -87,3 +87,39 @@ def _pages(nbytes: int) -> NDArray[np.uint8]:
     memory = np.empty((nbytes // PAGE + 2) * PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + (nbytes // PAGE + 1) * PAGE]
+
+
+class QueueWorkspace:
+    """What calls on one queue of the caller share; nothing here waits.
+
+    Calls follow each other even where the queue is out of order, since they share scratch memory.
+
+    Parameters
+    ----------
+    context : cl.Context
+        The queue's.
+    """
+
+    def __init__(self, context: cl.Context) -> None:
+        self._context = context
+        self._scratch: cl.Buffer | None = None
+        self._counters: cl.Buffer | None = None
+        self.last: list[cl.Event] = []
+        """The last launch of the last call."""
+
+    def scratch(self, nbytes: int) -> cl.Buffer:
+        """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            self._scratch = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        return self._scratch
+
+    def counters(
+        self, queue: cl.CommandQueue, wait_for: list[cl.Event]
+    ) -> tuple[cl.Buffer, list[cl.Event]]:
+        """Return counters that will be zero, and what to wait for until they are."""
+        nbytes = CELL_STEP * 4
+        if self._counters is None:
+            self._counters = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        zero = np.zeros(1, np.uint32)
+        event = cl.enqueue_fill_buffer(queue, self._counters, zero, 0, nbytes, wait_for=wait_for)
+        return self._counters, [event]

@@ -39,11 +39,11 @@ def config_for(session: Session, problem: Gemm) -> Config:
     """Return the configuration that a problem runs with; the first call may search."""
     tuned = session.tuned.get(problem.precision) or tuned_for(session, problem.precision)
     config = tuned.choices[problem.size_class]
-    if BY_NAME[config.family].accepts(problem):
+    if config.family not in session.refused and BY_NAME[config.family].accepts(problem):
         return config
     traits, precision = session.traits, PRECISIONS[problem.precision]
-    families = (*competitors(traits, precision), BY_NAME["direct"])
-    family = next(f for f in families if f.accepts(problem))  # direct takes anything
+    families = (*competitors(traits, precision), BY_NAME["direct"])  # direct takes anything
+    family = next(f for f in families if f.name not in session.refused and f.accepts(problem))
     return family.default(traits, precision)
 
 

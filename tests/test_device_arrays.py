@@ -1,0 +1,197 @@
+"""pyopencl Arrays as operands: any layout, offset and queue, right and without waiting."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import reference
+
+import clgemm
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import opencl
+from clgemm.runtime import session as sessions
+from clgemm.runtime.opencl import cl
+from clgemm.tuning.trial import random_matrix
+
+OUT_OF_ORDER = 1  # cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+
+
+@pytest.fixture(params=[0, OUT_OF_ORDER], ids=["in order", "out of order"])
+def queue(session, request):
+    """Give a queue in a context of the test's own."""
+    context = cl.Context(session.context.devices)
+    yield cl.CommandQueue(context, properties=request.param)
+    del context  # Intel's runtime forgets a context that only a queue holds
+
+
+def upload(queue, x, gap=0):
+    """Put `x` on the device, `gap` elements into a buffer and with gaps between its columns."""
+    arrays = opencl.arrays()
+    if not gap:
+        return arrays.to_device(queue, x)
+    turned = x.flags.f_contiguous and not x.flags.c_contiguous
+    rows = x.T if turned else x
+    room = np.full((rows.shape[0] + 1, rows.shape[1] + gap), np.nan, x.dtype)
+    room[1:, gap:] = rows
+    there = arrays.to_device(queue, room)[1:, gap:]
+    return there.T if turned else there
+
+
+def require(session, code):
+    if PRECISIONS[code].real == "double" and not session.traits.fp64:
+        pytest.skip(f"{session.traits.describe()} has no double precision")
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_gemm_is_right_for_any_layout(session, queue, code, rng):
+    require(session, code)
+    precision = PRECISIONS[code]
+    m, n, k = 37, 29, 45
+    ours = getattr(clgemm, code + "gemm")
+    cases = itertools.product((0, 1, 2), (0, 1, 2), "FC", (0, 3))
+    for case, (trans_a, trans_b, order, gap) in enumerate(cases):
+        a = np.array(
+            random_matrix(rng, precision, *((m, k) if not trans_a else (k, m))), order=order
+        )
+        b = np.array(
+            random_matrix(rng, precision, *((k, n) if not trans_b else (n, k))), order=order
+        )
+        c = np.array(random_matrix(rng, precision, m, n), order=order)
+        alpha, beta = ((1.0, 0.0), (-0.5, 0.75), (2.0, 1.0))[case % 3]
+        op_a, op_b = ([x, x.T, x.conj().T][t] for x, t in ((a, trans_a), (b, trans_b)))
+        want, size = reference.gemm(alpha, op_a, op_b, beta, c)
+        there = upload(queue, c)
+        got = ours(
+            alpha, upload(queue, a, gap), upload(queue, b, gap), beta, there, trans_a, trans_b,
+            overwrite_c=case % 2,
+        )  # fmt: skip
+        assert (got is there) == bool(case % 2)
+        reference.assert_within_bound(got.get(), want, size, k, precision.eps)
+        if got is not there:
+            np.testing.assert_array_equal(there.get(), c)
+
+
+def test_gemm_without_c(queue, rng):
+    a = random_matrix(rng, PRECISIONS["s"], 70, 60)
+    got = clgemm.sgemm(1.5, upload(queue, a), upload(queue, a), trans_b=1)
+    assert got.flags.f_contiguous
+    np.testing.assert_allclose(got.get(), 1.5 * a @ a.T, rtol=1e-4, atol=1e-4)
+    assert np.isnan(
+        clgemm.sgemm(1.0, upload(queue, a), upload(queue, a), np.nan, trans_b=1).get()
+    ).all()
+
+
+def test_quick_returns(queue, rng):
+    a = upload(queue, random_matrix(rng, PRECISIONS["s"], 5, 4))
+    c = random_matrix(rng, PRECISIONS["s"], 5, 5)
+    got = clgemm.sgemm(0.0, a, a, 2.0, upload(queue, c), trans_b=1).get()
+    np.testing.assert_array_equal(got, 2 * c)
+    assert not clgemm.sgemm(0.0, a, a, trans_b=1).get().any()
+    none = upload(queue, np.ones((3, 0), np.float32))
+    np.testing.assert_array_equal(clgemm.matmul(none, none.T).get(), np.zeros((3, 3)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((30, 20), (20, 10)),
+        ((20,), (20, 10)),
+        ((30, 20), (20,)),
+        ((4, 30, 20), (20, 10)),
+        ((4, 30, 20), (4, 20, 10)),
+        ((2, 1, 30, 20), (3, 20, 10)),
+        ((30, 20), (5, 20, 10)),
+    ],
+)
+def test_matmul(queue, a, b, rng):
+    x = rng.uniform(-1, 1, a).astype(np.float32)
+    y = rng.uniform(-1, 1, b).astype(np.float32)
+    got = clgemm.matmul(upload(queue, x), upload(queue, y))
+    want = np.matmul(x, y)
+    assert got.shape == want.shape
+    assert got.queue == queue
+    np.testing.assert_allclose(got.get(), want, rtol=1e-4, atol=1e-5)
+    out = opencl.arrays().zeros(queue, want.shape, np.float32)
+    assert clgemm.matmul(upload(queue, x), upload(queue, y), out=out) is out
+    np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_waits(session, rng):
+    """The call returns before its operand is there, and the result follows it."""
+    context = cl.Context(session.context.devices)
+    queue = cl.CommandQueue(context, properties=OUT_OF_ORDER)
+    a = rng.uniform(-1, 1, (50, 50)).astype(np.float32)
+    there = upload(queue, a)
+    clgemm.matmul(there, there).get()  # built and tuned
+    gate = cl.UserEvent(context)
+    there.add_event(gate)
+    results = [clgemm.matmul(there, there) for _ in range(3)]
+    complete = cl.command_execution_status.COMPLETE
+    try:
+        assert all(x.events[-1].command_execution_status != complete for x in results)
+    finally:
+        gate.set_status(complete)
+    for x in results:
+        np.testing.assert_allclose(x.get(), a @ a, rtol=1e-4, atol=1e-5)
+
+
+def test_a_chain_of_products(queue, rng):
+    """Each product reads the last one's result; scratch and counters are shared by all."""
+    a = np.linalg.qr(rng.normal(size=(40, 40)))[0].astype(np.float32)
+    there = x = upload(queue, a)
+    for _ in range(1500):
+        x = clgemm.matmul(x, there)
+    want = np.linalg.matrix_power(a.astype(float), 1501)
+    np.testing.assert_allclose(x.get(), want, atol=1e-3)
+
+
+def test_to_device_and_back(session, rng):
+    with sessions.using(session):
+        a = rng.uniform(-1, 1, (60, 60)).astype(np.float32)
+        there = clgemm.to_device(a)
+        assert there.context == session.context
+        np.testing.assert_array_equal(there.get(), a)
+        np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
+
+
+def test_mistakes_say_what_to_do(session, queue):
+    a = np.ones((4, 4), np.float32)
+    there = upload(queue, a)
+    with pytest.raises(TypeError, match=r"to_device\(b\)"):
+        clgemm.sgemm(1.0, there, a)
+    with pytest.raises(TypeError, match=r"c\.get\(\)"):
+        clgemm.sgemm(1.0, a, a, 1.0, there)
+    with pytest.raises(TypeError, match="float64"):
+        clgemm.dgemm(1.0, there, there)
+    with pytest.raises(TypeError, match="no keyword"):
+        clgemm.matmul(there, there, dtype=np.float32)
+    with pytest.raises(TypeError, match="int32"):
+        clgemm.matmul(there.astype(np.int32), there.astype(np.int32))
+    with pytest.raises(clgemm.GemmArgumentError, match="match"):
+        clgemm.sgemm(1.0, there, there[:3])
+    with pytest.raises(ValueError, match="inner dimensions"):
+        clgemm.matmul(there, there[:3])
+    with pytest.raises(ValueError, match="shares memory"):
+        clgemm.matmul(there, there, out=there)
+    with pytest.raises(ValueError, match="out is"):
+        clgemm.matmul(there, there, out=there[:2])
+    with pytest.raises(ValueError, match="copy"):
+        clgemm.matmul(there[::2, ::2], there[::2, ::2])
+    context = cl.Context(session.context.devices)
+    other = upload(cl.CommandQueue(context), a)
+    with pytest.raises(ValueError, match="contexts"):
+        clgemm.matmul(there, other)
+    with pytest.raises(ValueError, match="queue"):
+        clgemm.matmul(there.with_queue(None), there.with_queue(None))
+    np.testing.assert_array_equal(there.get(), a)
+
+
+def test_c_that_shares_memory_is_computed_beside_it(queue, rng):
+    a = random_matrix(rng, PRECISIONS["s"], 20, 20)
+    there = upload(queue, a)
+    got = clgemm.sgemm(1.0, there, there, 1.0, there, overwrite_c=1)
+    assert got is not there
+    np.testing.assert_allclose(got.get(), a @ a + a, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(there.get(), a)
