@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from clgemm.runtime import devices, profiling
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, stopwatch, timing
 from clgemm.tuning.check import random_matrix
+from clgemm.tuning.course import Course
 
 
 @pytest.fixture
@@ -164,3 +166,26 @@ def test_a_clock_that_tells_nonsense_is_found_out(product, monkeypatch):
     timed = watch.time(ready, values, seconds=0.01)
     assert watch.clock.startswith("the host's clock: ")
     assert timed.best > 1e-9
+
+
+def test_what_is_timed_is_what_the_driver_runs(session):
+    """Copies to a memory of the device's own are dense and aligned; kernels load wider for it."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    apart = found._replace(traits=replace(found.traits, unified_memory=False, system_svm=False))
+    precision = PRECISIONS["s"]
+    family = BY_NAME["direct"]
+    course = Course(sessions.Session(apart, "a test"), precision, {"small": (40, 30, 20)}, "")
+    seen = []
+
+    class Spy:
+        accepts = family.accepts
+
+        def plan(self, traits, problem, config):
+            seen.append(problem)
+            return family.plan(traits, problem, config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BY_NAME, "direct", Spy())
+        course.time_class(family.default(apart.traits, precision), "small", seconds=0.0)
+    assert seen
+    assert all(problem.aligned for problem in seen)

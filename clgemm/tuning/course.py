@@ -119,6 +119,8 @@ class Course:
         product = self._product(size)
         c = np.full((size[1], size[0]), np.nan, self._precision.dtype).T
         problem = describe(product.a, product.b, c, reads_c=False)
+        if not self._session.traits.unified_memory:
+            problem = problem.dense()  # as the driver has it: copies are aligned
         family = BY_NAME[config.family]
         if not family.accepts(problem):
             return None
