@@ -691,3 +691,13 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
     with sessions.using(fresh):
         driver.gemm(1.0, a, a, 0.0, np.empty((70, 70)))
     assert planned == [chosen]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks here first")
+def test_a_folder_named_clgemm_does_not_stand_in_for_the_package(session, tmp_path, monkeypatch):
+    (tmp_path / "clgemm").mkdir()
+    (tmp_path / "clgemm" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    index = [f.traits for f in devices.find()].index(session.traits)
+    with worker.Worker(index, session.traits.fingerprint(), "s") as child:
+        child.start()

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # OpenBLAS' workers spin for tens of milliseconds after a call, on cores that are about to be timed.
-ENVIRONMENT = {"CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# A folder named clgemm in the user's current directory must not stand in for this package.
+ENVIRONMENT = {
+    "CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "PYTHONSAFEPATH": "1",
+}  # fmt: skip
 START_SECONDS = 60.0  # for a child to import what it needs and open the device
 STDERR_TAIL = 400  # characters of a dead child's last words that are kept
 
