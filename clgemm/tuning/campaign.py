@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 30.0  # a candidate that needs longer to build, check and time is of no use
+LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 SOME_SECONDS = 0.1  # what a trial takes at least
 TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each size is timed for, by effort
@@ -151,7 +152,7 @@ class Campaign:
         """Return how long a candidate may take: longer than any before, not all that is left."""
         if not self._durations:
             return HANG_SECONDS
-        some = max(1.0, 2 * max(self._durations), HANG_SHARE * self._left())
+        some = max(LEAST_HANG_SECONDS, 2 * max(self._durations), HANG_SHARE * self._left())
         return min(HANG_SECONDS, some)
 
     def _attempt(
