@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 OUT_OF_ORDER = 1  # cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
@@ -126,15 +127,19 @@ def test_nothing_waits(session, rng):
     there = upload(queue, a)
     clgemm.matmul(there, there).get()  # built and tuned
     gate = cl.UserEvent(context)
-    there.add_event(gate)
+    later = np.asarray(a.T, order="C")
+    there.add_event(
+        cl.enqueue_copy(queue, there.base_data, later, wait_for=[gate], is_blocking=False)
+    )
     results = [clgemm.matmul(there, there) for _ in range(3)]
     complete = cl.command_execution_status.COMPLETE
     try:
+        time.sleep(0.1)  # enough for products that do not wait for the copy
         assert all(x.events[-1].command_execution_status != complete for x in results)
     finally:
         gate.set_status(complete)
     for x in results:
-        np.testing.assert_allclose(x.get(), a @ a, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(x.get(), later @ later, rtol=1e-4, atol=1e-5)
 
 
 def test_a_chain_of_products(queue, rng):

@@ -22,7 +22,7 @@ from clgemm.route import SMALL_FLOPS, route
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 SIZES = (0, 1, 2, 3, 5, 7, 13, 31, 64, 97, 130)
 VIEWS = ("F", "C", "padded", "offset", "backwards", "upside down", "steps", "read-only")
@@ -512,3 +512,24 @@ def test_the_last_family_does_not_hide_its_error(device, monkeypatch):
     monkeypatch.setattr(fresh.programs, "kernel", kernel)
     with sessions.using(fresh), pytest.raises(BuildError, match="no compiler here"):
         blas.sgemm(1.0, np.ones((99, 99)), np.ones((99, 99)))
+
+
+def test_a_known_kind_of_call_still_looks_at_alignment(device, rng, monkeypatch):
+    """NumPy aligns complex numbers like their parts; kernels load both at once."""
+    if not device.traits.unified_memory:
+        pytest.skip(f"{device.traits.describe()} gets copies, which are aligned")
+    memory = np.zeros(2 * 50 * 50 + 1, np.float32)
+    even, odd = (memory[i:][:5000].view(np.complex64).reshape(50, 50).T for i in (0, 1))
+    real, seen = transfer.share, []
+
+    def share(session, x):
+        seen.append(x.__array_interface__["data"][0] % x.itemsize)
+        return real(session, x)
+
+    monkeypatch.setattr(transfer, "share", share)
+    for a in (even, odd, even):
+        a[...] = random_matrix(rng, PRECISIONS["c"], 50, 50)
+        assert a.flags.aligned
+        np.testing.assert_allclose(blas.cgemm(1.0, a, a), a @ a, rtol=1e-4, atol=1e-4)
+    assert len(seen) == 9
+    assert not any(seen)
