@@ -21,7 +21,7 @@ from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, timing, tuner
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

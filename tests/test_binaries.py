@@ -13,7 +13,7 @@ from clgemm.problem import PRECISIONS, Operand
 from clgemm.runtime import opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.session import Session
-from clgemm.tuning.trial import run_once
+from clgemm.tuning.check import run_once
 
 
 def multiply(session):

@@ -17,7 +17,7 @@ from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS, Config
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
 from clgemm.runtime.workspace import COUNTERS
-from clgemm.tuning.trial import random_matrix, run_once
+from clgemm.tuning.check import random_matrix, run_once
 
 SHAPES = [
     (1, 1, 1),

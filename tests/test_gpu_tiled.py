@@ -16,7 +16,7 @@ from clgemm.kernels import BY_NAME, tiled_plan, tiling
 from clgemm.kernels.family import Config
 from clgemm.kernels.gpu_tiled import TILES, USUAL, VARIANTS
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 FAMILY = BY_NAME["gpu_tiled"]
 NAMES = ("MC", "NC", "KC", "MR", "NR", "LANES_M")

@@ -15,7 +15,7 @@ from clgemm.kernels import nv_dmma_cut
 from clgemm.kernels.family import Config, Plan
 from clgemm.kernels.nv_dmma import LOCAL_BYTES, NvDmma
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 FAMILY = NvDmma()
 H200 = replace(

@@ -17,7 +17,7 @@ from clgemm.kernels.family import Config
 from clgemm.kernels.nv_split import NvSplit
 from clgemm.kernels.nv_split_layout import TIMES
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.tuning.trial import run_once
+from clgemm.tuning.check import run_once
 
 FAMILY = NvSplit()
 U = 2.0**-24

@@ -14,7 +14,7 @@ from helpers import run_python
 import clgemm
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import session as sessions
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 

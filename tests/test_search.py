@@ -12,8 +12,8 @@ from helpers import CPU, GPU
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config, KernelFamily, Plan, Step
 from clgemm.problem import PRECISIONS
+from clgemm.tuning.outcome import Outcome
 from clgemm.tuning.search import EVERY_OTHER, Proposal, Search
-from clgemm.tuning.trial import Outcome
 
 S = PRECISIONS["s"]
 

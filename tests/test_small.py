@@ -11,7 +11,7 @@ import scipy.linalg.blas
 import clgemm
 from clgemm import driver, small
 from clgemm.problem import PRECISIONS
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 
 @pytest.fixture

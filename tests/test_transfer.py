@@ -15,7 +15,7 @@ from clgemm.problem import PRECISIONS, address_of, layout_of
 from clgemm.runtime import opencl
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.trial import random_matrix
+from clgemm.tuning.check import random_matrix
 
 ROOM = (9, 8, 7)
 

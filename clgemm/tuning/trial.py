@@ -21,8 +21,6 @@ from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import Checker
-from clgemm.tuning.check import random_matrix as random_matrix
-from clgemm.tuning.check import run_once as run_once
 from clgemm.tuning.course import Course, Size, WrongResultError
 from clgemm.tuning.outcome import Outcome, config_from_json
 
