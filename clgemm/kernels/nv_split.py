@@ -74,7 +74,7 @@ SCRATCH_SHARE = 4  # of the device's memory one part
 SURVEY_FILES = ("nv_split.cl",)
 PACK_FILES = ("nv_split.cl", "nv_split_pack.cl")
 GEMM_FILES = (
-    "nv_async.cl", "nv_wgmma.cl", "nv_split.cl", "nv_split_walk.cl", "nv_split_fma.cl",
+    "nv_async.cl", "nv_split.cl", "nv_wgmma.cl", "nv_split_walk.cl", "nv_split_fma.cl",
     "nv_split_store.cl", "nv_split_gemm.cl",
 )  # fmt: skip
 
@@ -84,6 +84,7 @@ class NvSplit(KernelFamily):
 
     name: ClassVar[str] = "nv_split"
     files: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*PACK_FILES, *GEMM_FILES)))
+    gemm_items: ClassVar[int] = GEMM_ITEMS
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
@@ -141,28 +142,36 @@ class NvSplit(KernelFamily):
         scratch = 0
         for part in parts_of(problem, tile, workers, limit):
             grid = lay_out(part, tile, workers)
-            steps += self._steps(part, tile, grid, config["GROUP"])
+            steps += self._steps(traits, part, tile, grid, config)
             scratch = max(scratch, grid.scratch_bytes)
         return Plan(tuple(steps), scratch)
 
-    def _steps(self, problem: Gemm, tile: Tile, grid: Grid, group: int) -> tuple[Step, ...]:
+    def _steps(
+        self, traits: DeviceTraits, problem: Gemm, tile: Tile, grid: Grid, config: Config
+    ) -> Iterator[Step]:
         shape = precision_defines(precision_of(problem)) | {"MI": tile.mi, "BY": tile.by}
-        pipeline = shape | {"STAGES": self.stages(tile), "GROUP": group}
         args = (*gemm_args(problem), grid.split.pack(), "scratch")
         launches = (
-            ("nv_split_survey", SURVEY_FILES, shape, "", grid.survey_groups, SURVEY_ITEMS),
-            ("nv_split_pack", PACK_FILES, shape, "", grid.pack_groups, PACK_ITEMS),
-            ("nv_split_gemm", GEMM_FILES, pipeline, "sm_90a", grid.split.workers, GEMM_ITEMS),
+            (kernel_spec("nv_split_survey", SURVEY_FILES, shape), grid.survey_groups, SURVEY_ITEMS),
+            (kernel_spec("nv_split_pack", PACK_FILES, shape), grid.pack_groups, PACK_ITEMS),
+            (self._gemm(traits, config, shape), grid.split.workers, self.gemm_items),
         )
-        return tuple(
-            Step(
-                KernelSpec(files, name, tuple(sorted(defines.items())), SIGNATURE, target),
-                (groups * items,),
-                (items,),
-                args,
-            )
-            for name, files, defines, target, groups, items in launches
-        )
+        for kernel, groups, items in launches:
+            yield Step(kernel, (groups * items,), (items,), args)
+
+    def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:
+        """Name the kernel that multiplies."""
+        del traits
+        stages = self.stages(Tile(shape["MI"], shape["BY"]))
+        defines = shape | {"STAGES": stages, "GROUP": config["GROUP"]}
+        return kernel_spec("nv_split_gemm", GEMM_FILES, defines, "sm_90a")
+
+
+def kernel_spec(
+    name: str, files: tuple[str, ...], defines: dict[str, int], target: str = ""
+) -> KernelSpec:
+    """Name one of the kernels."""
+    return KernelSpec(files, name, tuple(sorted(defines.items())), SIGNATURE, target)
 
 
 def parts_of(problem: Gemm, tile: Tile, workers: int, limit: int) -> Iterator[Gemm]:

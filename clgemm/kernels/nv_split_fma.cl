@@ -1,4 +1,4 @@
-// nv_split: the fma way to compute a tile, and which of a tile's elements a work-item holds.
+// nv_split: the fma way to compute a tile.
 //
 // The operands themselves go through registers to local memory, FMA_DEPTH of k at a time, and are
 // multiplied and added in order.  Accumulators are where the tensor cores leave theirs, so that what
@@ -21,19 +21,6 @@ INLINE int work_item(void)
     return item;
 }
 
-// Where a work-item's accumulators lie: 2 * MI rows from row_of at ROW_STEP(i), and of each the
-// columns column_of + 16 * j + 0, 1, 2, 3 for j in BY / 16.
-INLINE int row_of(int item)
-{
-    return (item >> 7) * MI * 64 + (item >> 5 & 3) * 16 + (item >> 2 & 7);
-}
-
-INLINE int column_of(int item)
-{
-    return (item & 3) * 4;
-}
-#define ROW_STEP(i) ((i) / 2 * 64 + (i) % 2 * 8)
-
 // One real of a row of X or Y, 0 beyond the matrix.
 INLINE float real_at(const Operand *o, long k, int is_y, int row, int p)
 {
@@ -51,7 +38,7 @@ INLINE float real_at(const Operand *o, long k, int is_y, int row, int p)
 #endif
 }
 
-// The fma way: operands go through registers to local memory, FMA_DEPTH of k at a time.
+// Number u of what a work-item fetches.
 #define FMA_PLACE(u)                                                                           \
     const int is_y = (u) >= BX * FMA_DEPTH / 256, rows = is_y ? BY : BX;                       \
     const int e = me + (u) * 256 - is_y * BX * FMA_DEPTH;                                      \
@@ -61,7 +48,7 @@ INLINE float real_at(const Operand *o, long k, int is_y, int row, int p)
     UNROLL for (int u = 0; u < FMA_READS; u++)                                                 \
     {                                                                                          \
         FMA_PLACE(u)                                                                           \
-        next[u] = real_at(is_y ? &oy : &ox, g.k, is_y, (is_y ? y0 : x0) + i, (p0) + p);        \
+        next[u] = real_at(is_y ? &oy : &ox, g->k, is_y, (is_y ? y0 : x0) + i, (p0) + p);        \
     }
 #define FMA_KEEP()                                                                             \
     UNROLL for (int u = 0; u < FMA_READS; u++)                                                 \
@@ -70,20 +57,20 @@ INLINE float real_at(const Operand *o, long k, int is_y, int row, int p)
         (is_y ? fma_y : fma_x)[p * rows + i] = next[u];                                        \
     }
 
-INLINE void fma_slice(float acc[MI][ACCUMULATORS], __local const float *fma_x,
+INLINE void fma_slice(float acc[BLOCKS][ACCUMULATORS], __local const float *fma_x,
                       __local const float *fma_y)
 {
 #pragma unroll 1
     for (int p = 0; p < FMA_DEPTH; p++) {
-        float x[2 * MI];
+        float x[2 * BLOCKS];
         UNROLL
-        for (int i = 0; i < 2 * MI; i++)
+        for (int i = 0; i < 2 * BLOCKS; i++)
             x[i] = fma_x[p * BX + ROW_STEP(i)];
         UNROLL
-        for (int j = 0; j < BY / 16; j++) {
+        for (int j = 0; j < ACCUMULATORS / 8; j++) {
             const float4 y = *(__local const float4 *)(fma_y + p * BY + j * 16);
             UNROLL
-            for (int i = 0; i < 2 * MI; i++) {
+            for (int i = 0; i < 2 * BLOCKS; i++) {
                 const int q = j * 8 + (i & 1) * 2;
                 acc[i / 2][q] = fma(x[i], y.x, acc[i / 2][q]);
                 acc[i / 2][q + 1] = fma(x[i], y.y, acc[i / 2][q + 1]);
@@ -91,5 +78,25 @@ INLINE void fma_slice(float acc[MI][ACCUMULATORS], __local const float *fma_x,
                 acc[i / 2][q + 5] = fma(x[i], y.w, acc[i / 2][q + 5]);
             }
         }
+    }
+}
+
+// A segment in the fma way: operands go through registers to local memory, FMA_DEPTH of k at a time.
+INLINE void fma_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, __global const ELEM *a,
+                        __global const ELEM *b, __local const Segment *t, __local float *fma_x,
+                        __local float *fma_y)
+{
+    const Operand ox = operand_of(g, a, b, 0, t->copy_x), oy = operand_of(g, a, b, 1, t->copy_y);
+    const int x0 = t->x * BX, y0 = t->y * BY, me = work_item();
+    const int end = (int)min((long)t->last * 64, g->k * CE);
+    float next[FMA_READS];
+    FMA_FETCH(t->first * 64)
+    for (int p0 = t->first * 64; p0 < end; p0 += FMA_DEPTH) {
+        multipliers_sync();
+        FMA_KEEP()
+        multipliers_sync();
+        if (p0 + FMA_DEPTH < end)
+            FMA_FETCH(p0 + FMA_DEPTH)
+        fma_slice(acc, fma_x + row_of(me), fma_y + column_of(me));
     }
 }

@@ -138,7 +138,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     }
     REGISTERS_UP(232);
 
-    const int worker = get_group_id(0), group = warp >> 2;
+    const int group = warp >> 2;
     Turn turn = {0, 0};
     for (int number = 0;; number++) {
         NEXT_FULL();
@@ -211,66 +211,8 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
         } else {
             GIVE_BACK();
             next_turn(&turn);
-            const Operand ox = operand_of(&g, a, b, 0, t->copy_x);
-            const Operand oy = operand_of(&g, a, b, 1, t->copy_y);
-            const int x0 = t->x * BX, y0 = t->y * BY, me = work_item();
-            const int end = (int)min((long)t->last * 64, g.k * CE);
-            float next[FMA_READS];
-            FMA_FETCH(t->first * 64)
-            for (int p0 = t->first * 64; p0 < end; p0 += FMA_DEPTH) {
-                multipliers_sync();
-                FMA_KEEP()
-                multipliers_sync();
-                if (p0 + FMA_DEPTH < end)
-                    FMA_FETCH(p0 + FMA_DEPTH)
-                fma_slice(acc, fma_x + row_of(me), fma_y + column_of(me));
-            }
+            fma_segment(acc, &g, a, b, t, fma_x, fma_y);
         }
-
-        const int me = work_item();
-        __global float *partials = (__global float *)(scratch + s.partials) + me;
-        __global uint *ready = (__global uint *)(scratch + s.ready);
-        if (t->first == 0) {
-            // Add what the next workers computed of this tile.
-            int left = s.slices - t->last;
-            for (int peer = worker + 1; left > 0; peer++) {
-                const long piece = piece_start(&g, &s, peer + 1) - piece_start(&g, &s, peer);
-                if (piece == 0)
-                    continue;  // more workers than slices
-                wait_ready(ready + peer);
-                UNROLL
-                for (int i = 0; i < MI; i++)
-                    UNROLL
-                    for (int q = 0; q < ACCUMULATORS; q++)
-                        acc[i][q] += partials[((long)peer * MI + i) * (BY * 128) + q * 256];
-                left -= (int)min(piece, (long)left);
-            }
-        } else {
-            UNROLL
-            for (int i = 0; i < MI; i++)
-                UNROLL
-                for (int q = 0; q < ACCUMULATORS; q++)
-                    partials[((long)worker * MI + i) * (BY * 128) + q * 256] = acc[i][q];
-            multipliers_sync();
-            if (me == 0)
-                set_ready(ready + worker);
-            continue;
-        }
-
-        const int strip_x = t->copy_x * s.strips_x + t->x, strip_y = t->copy_y * s.strips_y + t->y;
-        const long u = (long)t->x * BX + row_of(me), v = (long)t->y * BY + column_of(me);
-        Place to;
-        to.c = (__global float *)(c + g.offset_c + t->entry * g.stride_c + u * g.ldc) + v;
-        to.ex = (__global const int *)(scratch + s.exponents_x) + strip_x * ROWS_X + row_of(me);
-        to.ey =
-            (__global const int *)(scratch + s.exponents_y) + strip_y * ROWS_Y + column_of(me) / CE;
-        to.step = g.ldc * CE;
-        to.rows = (int)min((long)BX, g.n - u);
-        to.columns = (int)min((long)BY, g.m * CE - v);
-        if ((long)(t->x + 1) * BX <= g.n && (long)(t->y + 1) * BY <= g.m * CE &&
-            !((ulong)to.c & 15) && !(to.step & 3))
-            store_tile(acc, &to, mode, alpha, beta, 1);
-        else
-            store_tile(acc, &to, mode, alpha, beta, 0);
+        finish_segment(acc, &g, &s, t, scratch, c, alpha, beta);
     }
 }

@@ -54,17 +54,17 @@ typedef struct {
 } Place;
 
 // Unscale and store; `whole`: all of it is inside C, and C is aligned to 16 bytes.
-INLINE void store_tile(float acc[MI][ACCUMULATORS], const Place *to, int mode, ELEM alpha, ELEM beta,
+INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mode, ELEM alpha, ELEM beta,
                        const int whole)
 {
     const int beta_is = beta_class(beta);
     const int unscale = mode == MODE_FP16 ? -2 * TARGET_FP16 : -2 * TARGET_BF16;
-    int e[2 * MI];
+    int e[2 * BLOCKS];
     UNROLL
-    for (int i = 0; i < 2 * MI; i++)
+    for (int i = 0; i < 2 * BLOCKS; i++)
         e[i] = mode == MODE_FMA ? 0 : to->ex[ROW_STEP(i)] + unscale;
 #pragma unroll 1
-    for (int j = 0; j < BY / 16; j++) {
+    for (int j = 0; j < ACCUMULATORS / 8; j++) {
 #if IS_COMPLEX
         int4 e_y = (*(__global const int2 *)(to->ey + j * 8)).xxyy;
 #else
@@ -73,7 +73,7 @@ INLINE void store_tile(float acc[MI][ACCUMULATORS], const Place *to, int mode, E
         if (mode == MODE_FMA)
             e_y = (int4)(0);
         UNROLL
-        for (int i = 0; i < 2 * MI; i++) {
+        for (int i = 0; i < 2 * BLOCKS; i++) {
             const float *ab4 = acc[i / 2] + (i & 1) * 2;
             __global float *at = to->c + ROW_STEP(i) * to->step + j * 16;
             Four ab, old;
@@ -101,9 +101,59 @@ INLINE void store_tile(float acc[MI][ACCUMULATORS], const Place *to, int mode, E
         // Registers cannot be indexed, so the next eight of each row move to the front: a long
         // unrolled epilogue would run at the speed at which its instructions are fetched.
         UNROLL
-        for (int i = 0; i < MI; i++)
+        for (int i = 0; i < BLOCKS; i++)
             UNROLL
             for (int q = 0; q < ACCUMULATORS - 8; q++)
                 acc[i][q] = acc[i][q + 8];
     }
+}
+
+// A computed segment: leave a partial tile for its owner, or add what others left and store the tile.
+INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const Split *s,
+                           __local const Segment *t, __global uchar *scratch, __global ELEM *c,
+                           ELEM alpha, ELEM beta)
+{
+    const int me = work_item(), worker = get_group_id(0);
+    __global float *partials = (__global float *)(scratch + s->partials) + me;
+    __global uint *ready = (__global uint *)(scratch + s->ready);
+    if (t->first > 0) {
+        UNROLL
+        for (int i = 0; i < BLOCKS; i++)
+            UNROLL
+            for (int q = 0; q < ACCUMULATORS; q++)
+                partials[(long)worker * (BX * BY) + (i * ACCUMULATORS + q) * 256] = acc[i][q];
+        multipliers_sync();
+        if (me == 0)
+            set_ready(ready + worker);
+        return;
+    }
+    // Add what the next workers computed of this tile.
+    int left = s->slices - t->last;
+    for (int peer = worker + 1; left > 0; peer++) {
+        const long piece = piece_start(g, s, peer + 1) - piece_start(g, s, peer);
+        if (piece == 0)
+            continue;  // more workers than slices
+        wait_ready(ready + peer);
+        UNROLL
+        for (int i = 0; i < BLOCKS; i++)
+            UNROLL
+            for (int q = 0; q < ACCUMULATORS; q++)
+                acc[i][q] += partials[(long)peer * (BX * BY) + (i * ACCUMULATORS + q) * 256];
+        left -= (int)min(piece, (long)left);
+    }
+
+    const int strip_x = t->copy_x * s->strips_x + t->x, strip_y = t->copy_y * s->strips_y + t->y;
+    const long u = (long)t->x * BX + row_of(me), v = (long)t->y * BY + column_of(me);
+    Place to;
+    to.c = (__global float *)(c + g->offset_c + t->entry * g->stride_c + u * g->ldc) + v;
+    to.ex = (__global const int *)(scratch + s->exponents_x) + strip_x * ROWS_X + row_of(me);
+    to.ey = (__global const int *)(scratch + s->exponents_y) + strip_y * ROWS_Y + column_of(me) / CE;
+    to.step = g->ldc * CE;
+    to.rows = (int)min((long)BX, g->n - u);
+    to.columns = (int)min((long)BY, g->m * CE - v);
+    if ((long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
+        !((ulong)to.c & 15) && !(to.step & 3))
+        store_tile(acc, &to, t->mode, alpha, beta, 1);
+    else
+        store_tile(acc, &to, t->mode, alpha, beta, 0);
 }

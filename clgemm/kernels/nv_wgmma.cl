@@ -1,5 +1,5 @@
 // Products of a warpgroup (128 work-items) on Hopper's tensor cores: wgmma, both operands in local
-// memory.  Goes after common.cl; defines no kernel.
+// memory.  Goes after nv_split.cl; defines no kernel.
 //
 // wgmma exists for the target sm_90a only, which NVIDIA's OpenCL compiler never chooses.  So each
 // instruction that needs it stands in a PTX comment, "//@@", that the compiler carries through;
@@ -12,10 +12,22 @@
 //      DEPTH 64: rows of 128 bytes, chunk c of row r lies at c ^ (r % 8)
 //      DEPTH 32: rows of  64 bytes, chunk c of row r lies at c ^ (r / 2 % 4)
 
-#ifndef BY
-#define BY 128  // columns of D: 64 or 128
-#endif
 #define ACCUMULATORS (BY / 2)
+#define BLOCKS MI
+
+// Where the accumulators [BLOCKS][ACCUMULATORS] of a work-item lie in a tile: 2 * BLOCKS rows, from
+// row_of at ROW_STEP(i), and of each the columns column_of + 16 * j + 0, 1, 2, 3 (see stored_row in
+// nv_split_pack.cl) for j in ACCUMULATORS / 8.
+INLINE int row_of(int item)
+{
+    return (item >> 7) * MI * 64 + (item >> 5 & 3) * 16 + (item >> 2 & 7);
+}
+
+INLINE int column_of(int item)
+{
+    return (item & 3) * 4;
+}
+#define ROW_STEP(i) ((i) / 2 * 64 + (i) % 2 * 8)
 
 #define SM90A "//@@"
 
