@@ -1,7 +1,7 @@
-"""`nv_split` keeps the error bound of an FMA product for every input, and repeats bit by bit.
+"""`nv_split` and `nv_mma` keep the error bound of an FMA product for every input, and repeat.
 
 Each case prints its largest error in units of 2^-24 (|A||B|), beside the portable kernel's and
-SciPy's (``pytest -s``).  They need a Hopper GPU and say so where there is none.
+SciPy's (``pytest -s``).  They need an NVIDIA GPU, nv_split's a Hopper one, and say so elsewhere.
 """
 
 from __future__ import annotations
@@ -13,26 +13,35 @@ from scipy.linalg import blas
 from clgemm import transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, nv_split
-from clgemm.kernels.family import Config
-from clgemm.kernels.nv_split import NvSplit
 from clgemm.kernels.nv_split_layout import TIMES
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.tuning.check import run_once
 
-FAMILY = NvSplit()
+FAMILIES = ("nv_split", "nv_mma")
 U = 2.0**-24
 LEAST = 2.0**-149  # the smallest float: what one rounding may lose to underflow
 MAX = float(np.finfo(np.float32).max)
 M, N, K = 300, 265, 512
 
 
-@pytest.fixture(params=list(TIMES), ids=lambda tile: f"{tile.bx}x{tile.by}")
+@pytest.fixture(
+    params=[(name, tile) for name in FAMILIES for tile in TIMES],
+    ids=lambda both: f"{both[0]}-{both[1].bx}x{both[1].by}",
+)
 def config(request, session, monkeypatch):
     """Give a configuration whose tile is taken as it is; skip where the family cannot run."""
-    if not FAMILY.supports(session.traits, PRECISIONS["s"]):
-        pytest.skip(f"nv_split needs an NVIDIA GPU of compute capability 9.x, not {session}")
+    name, tile = request.param
+    family, precision = BY_NAME[name], PRECISIONS["s"]
+    if not family.supports(session.traits, precision):
+        least = "9.x" if name == "nv_split" else "8.0 or newer"
+        pytest.skip(f"{name} needs an NVIDIA GPU of compute capability {least}, not {session}")
+    shape = {"MI": tile.mi, "BY": tile.by, "GROUP": 8}
+    configs = family.candidates(session.traits, precision)
+    fitting = [c for c in configs if shape.items() <= dict(c.params).items()]
+    if not fitting:
+        pytest.skip(f"{name} has no tile of {tile.bx} x {tile.by} on {session}")
     monkeypatch.setattr(nv_split, "best_tile", lambda _problem, largest, _workers: largest)
-    return Config.of("nv_split", {"MI": request.param.mi, "BY": request.param.by, "GROUP": 8})
+    return fitting[0]
 
 
 def powers(rng, shape, low, high):
@@ -172,7 +181,7 @@ def compare(session, config, code, a, b, label):
     got = multiply(session, config, a, b)
     ways = (got, multiply(session, fma, a, b), gemm(1, a, b))
     print(  # noqa: T201 - what the test is run for
-        f"{code} k={k} {label}: nv_split %.3g, fma %.3g, SciPy %.3g"
+        f"{code} k={k} {label}: {config.family} %.3g, fma %.3g, SciPy %.3g"
         % tuple(errors(c, exact, size) for c in ways)
     )
     # A complex product is four real ones; each part obeys the bound with k doubled.
@@ -247,16 +256,16 @@ def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, kind, r
 @pytest.mark.parametrize("shape", [(300, 265, 700), (1024, 1024, 320), (129, 400, 2000)])
 @pytest.mark.parametrize("case", ["normal", "elements 2^+-20", "one 2^100"])
 @pytest.mark.parametrize("code", "sc")
-def test_a_thousand_runs_give_the_same_bits(session, config, code, case, shape, rng):
+def test_thousands_of_runs_give_the_same_bits(session, config, code, case, shape, rng):
     a, b = operands(rng, code, *shape[:2], shape[2], case)
     c = np.zeros((shape[1], shape[0]), a.dtype).T
     problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
-    plan = FAMILY.plan(session.traits, problem, config)
+    plan = BY_NAME[config.family].plan(session.traits, problem, config)
     ready = Ready(session, plan)
     places = [transfer.place(session, x) for x in (a, b, c)]
     values = slots(problem, 1.0, 0.0, *places)
     first = None
-    for i in range(1000):
+    for i in range(2000):
         if i % 100 == 0:
             session.workspace.poison(session.queue, plan.scratch_bytes)
         ready.run(values)

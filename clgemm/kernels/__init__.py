@@ -8,12 +8,15 @@ from clgemm.kernels.cpu_packed import CpuPacked
 from clgemm.kernels.direct import Direct
 from clgemm.kernels.gpu_tiled import GpuTiled
 from clgemm.kernels.nv_dmma import NvDmma
+from clgemm.kernels.nv_mma import NvMma
 from clgemm.kernels.nv_split import NvSplit
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
-FAMILIES: tuple[KernelFamily, ...] = (CpuPacked(), NvDmma(), NvSplit(), GpuTiled(), Direct())
+FAMILIES: tuple[KernelFamily, ...] = (
+    CpuPacked(), NvDmma(), NvSplit(), NvMma(), GpuTiled(), Direct(),
+)  # fmt: skip
 """The only list of families, most special first."""
 
 BY_NAME: dict[str, KernelFamily] = {family.name: family for family in FAMILIES}
