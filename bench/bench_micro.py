@@ -109,7 +109,7 @@ def main() -> int:
     print(f"{versions()}\n{session}\n\n{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
     for code in arguments.precisions:
         precision = PRECISIONS[code]
-        config = tuner.tuned_for(session, code).choices["large"]
+        config = tuner.tuned_for(session, code).configs[0]
         peak, rate = rates(session, precision, config)
         print(f"{code:6}{peak:12.1f}{rate:14.1f}{100 * rate / peak:7.1f}%  {config}", flush=True)
     return 0

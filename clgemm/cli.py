@@ -79,8 +79,8 @@ def _print_parameters(session: Session) -> None:
                 continue
             tuned = tuned_or_none
         print(f"  {code}: from {tuned.origin}")
-        for size_class, config in tuned.choices.items():
-            print(f"     {size_class:7} {config}")
+        for config in tuned.configs:
+            print(f"     {config}")
 
 
 def _why(store: Store, session: Session, precision: Precision) -> str:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm import settings
 from clgemm.errors import TuningError
-from clgemm.problem import SIZE_CLASSES
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import exchange, lookup, nearest
 from clgemm.tuning.files import Contents, contents, files
+from clgemm.tuning.outcome import config_from_json
+from clgemm.tuning.variants import NOT_READABLE, variants_from_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from clgemm.tuning.model import Variant
+    from clgemm.tuning.shapes import Shape
 
 FAILURES_SHOWN = 20
 DEVICE_HELP = "any part of the device's name, platform or file"
@@ -49,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = cache.add_subparsers(dest="action", required=True)
     actions.add_parser("list", help="devices with parameters, and whether they are used")
     helps = {
-        "show": "what was found: choices, times, failures",
+        "show": "what was found: variants, times, failures",
         "clear": "remove parameters; without --device all of them, and compiled programs",
         "export": "write a file that others can import, or that can ship with clgemm",
     }
@@ -134,7 +138,7 @@ def _print_entries(c: Cached, here: Mapping[str, Any]) -> None:
 
 
 def show(wish: str) -> int:
-    """Print choices, how fast they are, and what failed."""
+    """Print variants, how fast they are, and what failed."""
     here = _here()
     for c in cached(wish):
         _print_entries(c, here)
@@ -144,12 +148,17 @@ def show(wish: str) -> int:
 
 
 def _print_entry(name: str, entry: Mapping[str, Any]) -> None:
-    choices, trials = entry.get("choices"), entry.get("trials")
+    trials = entry.get("trials")
     trials = [t for t in trials if isinstance(t, dict)] if isinstance(trials, list) else []
-    print(f"\n  {name}: trials: {len(trials)}, in {entry.get('search_seconds', '?')} s")
-    for size_class in SIZE_CLASSES:
-        config = choices.get(size_class) if isinstance(choices, dict) else None
-        print(f"    {size_class:7} {_config(config)}{_rate(name, size_class, config, trials)}")
+    tried = f"trials: {len(trials)}, in " if trials else "found in "
+    print(f"\n  {name}: {tried}{entry.get('search_seconds', '?')} s")
+    try:
+        found, variants = variants_from_json(entry)
+    except NOT_READABLE as error:
+        print(f"    what was found cannot be read: {error!r}")
+    else:
+        for line in table(name[:1], found, variants):
+            print(f"    {line}")
     failures = [t for t in trials if t.get("status") != "ok"]
     for trial in failures[:FAILURES_SHOWN]:
         detail = str(trial.get("detail", "")).strip().splitlines() or [""]
@@ -158,23 +167,25 @@ def _print_entry(name: str, entry: Mapping[str, Any]) -> None:
         print(f"    and {len(failures) - FAILURES_SHOWN} more failures")
 
 
+def table(code: str, shapes: Mapping[str, Shape], variants: Sequence[Variant]) -> Iterator[str]:
+    """Yield lines: the variants, and what each reached at the shapes it was timed with."""
+    for number, variant in enumerate(variants, 1):
+        yield f"{number}: {variant.config}"
+    if any(variant.seconds for variant in variants):
+        columns = "".join(f"{number:>9}" for number in range(1, len(variants) + 1))
+        yield f"{'GFLOP/s':30}{columns}"
+    for name, shape in shapes.items():
+        times = [variant.seconds.get(name, 0) for variant in variants]
+        if any(times):
+            rates = (f"{shape.rate(code, x):9.0f}" if x else f"{'-':>9}" for x in times)
+            yield f"{name:8}{shape!s:22}{''.join(rates)}"
+
+
 def _config(config: Any) -> str:
     try:
-        params = ", ".join(f"{key}={value}" for key, value in config["params"].items())
-        return f"{config['family']}({params})"
-    except (AttributeError, KeyError, TypeError):
+        return str(config_from_json(config))
+    except NOT_READABLE:
         return "?"
-
-
-def _rate(name: str, size_class: str, config: Any, trials: list[dict[str, Any]]) -> str:
-    """Say how fast a choice was in its trial."""
-    flops = 8 if name[:1] in {"c", "z"} else 2
-    trial = next((t for t in trials if t.get("config") == config and t.get("status") == "ok"), {})
-    try:
-        (m, n, k), seconds = trial["sizes"][size_class], trial["seconds"][size_class]
-        return f": {flops * m * n * k / seconds / 1e9:.0f} GFLOP/s at {m} x {n} x {k}"
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return ""  # a file need not keep its trials
 
 
 def clear(wish: str) -> int:

@@ -13,15 +13,16 @@ import numpy as np
 
 from clgemm import blas, settings
 from clgemm.errors import ClgemmError
-from clgemm.problem import PRECISIONS, SIZE_CLASSES, Gemm, Precision
+from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import lookup, timing, tuner
+from clgemm.tuning import lookup, shapes, timing, tuner
 from clgemm.tuning.check import random_matrix
 from clgemm.tuning.record import Effort, Result
+from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clgemm.kernels.family import Config
     from clgemm.runtime.session import Session
@@ -37,8 +38,8 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd (default: all four)")
     p.add_argument(
         "--sizes", nargs="+", type=_size, default=[], metavar="MxNxK",
-        help="what to time, e.g. 1000 or 3000x40x500, one of each size class at most: "
-        "skinny (a side below 64), small (up to 768 square), large",
+        help="what to search for, e.g. 1000 or 3000x40x500; the finalists are timed with the "
+        "usual shapes as well",
     )  # fmt: skip
     p.add_argument(
         "--full", action="store_true",
@@ -49,15 +50,12 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw rates and all candidates")
 
 
-def _size(text: str) -> tuple[int, int, int]:
+def _size(text: str) -> Shape:
     try:
-        numbers = [int(part) for part in text.lower().split("x")]
+        return shapes.parse(text)
     except ValueError:
-        numbers = []
-    if len(numbers) not in {1, 3} or min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a size, as 1000, nor m x n x k")
-    m, n, k = numbers * 3 if len(numbers) == 1 else numbers
-    return m, n, k
+        message = f"{text!r} is neither a size, as 1000, nor m x n x k"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _seconds(text: str) -> float:
@@ -68,30 +66,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return seconds
-
-
-def by_class(sizes: list[tuple[int, int, int]]) -> dict[str, tuple[int, int, int]]:
-    """Sort sizes by their class.
-
-    Raises
-    ------
-    ClgemmError
-        If two of them are of one class.
-    """
-    found: dict[str, tuple[int, int, int]] = {}
-    for m, n, k in sizes:
-        name = _problem("s", m, n, k).size_class
-        if name in found:
-            raise ClgemmError(
-                f"--sizes: {'x'.join(map(str, found[name]))} and {m}x{n}x{k} are both {name}; "
-                "give one of each class at most"
-            )
-        found[name] = (m, n, k)
-    return found
-
-
-def _problem(code: str, m: int, n: int, k: int) -> Gemm:
-    return Gemm(code, m, n, k, 1, False, False, m, 0, False, False, k, 0, m, 0, False)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     mode = "full" if arguments.full else "auto"
     factor = settings.FULL_FACTOR if arguments.full else 1
     seconds = arguments.seconds or settings.tune_seconds() * factor
-    effort = Effort(mode, seconds, by_class(arguments.sizes), keeps_on_interrupt=True)
+    asked = {str(shape): shape for shape in arguments.sizes}
+    effort = Effort(mode, seconds, asked, keeps_on_interrupt=True)
     print(f"device: {session.traits.describe()} ({session.reason})", flush=True)
     results: dict[str, Result] = {}
     for code in codes:
@@ -136,11 +111,6 @@ def _session(wish: str | None) -> Session:
     return sessions.open_session(found[0], f"--device {wish}")
 
 
-def rate(code: str, size: tuple[int, int, int], seconds: float) -> float:
-    """Return GFLOP/s."""
-    return _problem(code, *size).flops / seconds / 1e9
-
-
 def _print_result(session: Session, precision: Precision, result: Result) -> None:
     ended = ", stopped by the keyboard" if result.interrupted else ""
     failed = [o for o in result.outcomes if not o.ok]
@@ -152,21 +122,32 @@ def _print_result(session: Session, precision: Precision, result: Result) -> Non
         words = outcome.detail.splitlines()
         print(f"  {outcome.config}: {outcome.status}: {words[0] if words else ''}")
     defaults = list(_defaults(session, precision))
-    print(f"  {'':8}{'m x n x k':>18}{'GFLOP/s':>10}   against the default of its family")
-    for name in SIZE_CLASSES:
-        best = result.choices[name]
-        size = best.sizes[name]
-        own = rate(precision.code, size, best.seconds[name])
-        texts = []
-        for config in defaults:
-            timed = [o for o in result.outcomes if o.config == config and name in o.seconds]
-            if timed:
-                theirs = rate(precision.code, size, timed[-1].seconds[name])
-                texts.append(f"{config.family} {theirs:.0f} ({own / theirs:.2f}x)")
-        shape = " x ".join(map(str, size))
-        print(f"  {name:8}{shape:>18}{own:10.0f}   {', '.join(texts) or 'not timed'}")
-        print(f"  {'':8}{best.config}")
+    print(f"  {'':8}{'m x n x k':22}{'GFLOP/s':>9}   by variant; against the default of its family")
+    model = result.model
+    for name, shape in model.shapes.items():
+        config = model.choose(shape.problem(precision.code))
+        number = 1 + [v.config for v in model.variants].index(config) if config else 0
+        seconds = model.variants[number - 1].seconds.get(name) if number else None
+        if seconds:
+            own = shape.rate(precision.code, seconds)
+            beside = _beside(result, defaults, name, shape, own)
+            print(f"  {name:8}{shape!s:22}{own:9.0f}   {number}; {beside or 'not timed'}")
+    for number, variant in enumerate(model.variants, 1):
+        print(f"  {number}: {variant.config}")
     sys.stdout.flush()
+
+
+def _beside(
+    result: Result, defaults: Sequence[Config], name: str, shape: Shape, own: float
+) -> str:  # fmt: skip
+    """Give what the defaults reached, as far as they were timed, beside a rate."""
+    texts = []
+    for config in defaults:
+        timed = [o for o in result.outcomes if o.config == config and name in o.seconds]
+        if timed:
+            theirs = shape.rate(result.model.code, timed[-1].seconds[name])
+            texts.append(f"{config.family} {theirs:.0f} ({own / theirs:.2f}x)")
+    return ", ".join(texts)
 
 
 def _defaults(session: Session, precision: Precision) -> Iterator[Config]:
@@ -197,7 +178,7 @@ def _rates(session: Session, precision: Precision) -> list[float]:
         for n in PLOT_SIZES:
             a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
             timed = timing.measure(partial(gemm, 1.0, a, b), stretch=timing.STRETCH)
-            found.append(rate(precision.code, (n, n, n), timed.quartile))
+            found.append(Shape(n, n, n).rate(precision.code, timed.quartile))
     return found
 
 
@@ -217,9 +198,10 @@ def _plot(session: Session, results: Mapping[str, Result], file: Path) -> None:
         session.known.clear()
         left.set(title=f"{code}gemm, squares", xlabel="n", ylabel="GFLOP/s", ylim=(0, None))
         left.legend()
-        for name in SIZE_CLASSES:
-            timed = [o for o in result.outcomes if name in o.seconds]
-            rates = [rate(code, o.sizes[name], o.seconds[name]) for o in timed]
+        for name, shape in result.model.shapes.items():
+            rates = [
+                shape.rate(code, o.seconds[name]) for o in result.outcomes if name in o.seconds
+            ]
             right.plot(sorted(rates, reverse=True), ".", label=name)
         right.set(title="all candidates", xlabel="rank", ylabel="GFLOP/s", ylim=(0, None))
         right.legend()

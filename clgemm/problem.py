@@ -113,13 +113,6 @@ class Gemm(NamedTuple):
         )
         return max(spans) * PRECISIONS[self.precision].itemsize
 
-    @property
-    def size_class(self) -> str:
-        """Which tuned parameters fit: ``skinny``, ``small`` or ``large``."""
-        if min(self.m, self.n) < SKINNY:
-            return "skinny"
-        return "small" if self.m * self.n <= SMALL**2 else "large"
-
     def dense(self) -> Gemm:
         """Tell how the same problem looks after its matrices were copied without gaps."""
         a_shape = (self.k, self.m) if self.trans_a else (self.m, self.k)
@@ -136,9 +129,6 @@ class Gemm(NamedTuple):
 
 
 ALIGNMENT = 16  # bytes; what kernels rely on where a problem says `aligned`
-SIZE_CLASSES = ("large", "small", "skinny")
-SKINNY = 64  # fewer rows or columns than this: a macro-tile would be mostly empty
-SMALL = 768  # up to this square the number of macro-tiles, not their speed, decides
 
 
 class Operand(NamedTuple):

@@ -9,9 +9,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import faulty
 
-from clgemm.tuning import trial
+from clgemm.tuning import course, trial
 
 if __name__ == "__main__":
+    course.FIRST_N = course.LARGEST_N = faulty.SIDE
     faulty.FAULTY.armed = True
     faulty.install(setattr, dict.__setitem__)
     sys.exit(trial.main())

@@ -29,6 +29,18 @@ GPU = replace(
 )
 
 
+def as_data(config, **changes):
+    """Give a configuration as the store has it."""
+    return {"family": config.family, "params": dict(config.params) | changes}
+
+
+def entry_with(*configs):
+    """Give an entry of the store: configurations, or their data, of which no time is known."""
+    found = [c if isinstance(c, dict) else as_data(c) for c in configs]
+    variants = [data | {"rates": {}, "seconds": {}} for data in found]
+    return {"shapes": {}, "variants": variants}
+
+
 def heard(call):
     """Call and return the texts of all ClgemmWarnings; any other warning is an error."""
     with warnings.catch_warnings(record=True) as caught:

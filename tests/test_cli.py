@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import run_python
+from helpers import as_data, entry_with, run_python
 
 import clgemm
 from clgemm import cli
 from clgemm.errors import ClgemmWarning
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, nearest, timing
@@ -63,8 +63,7 @@ def test_info(device, capsys):
     assert "CLGEMM_TUNE=off" in out
     for code in "sdcz":
         assert f"\n  {code}: " in out
-    for size_class in SIZE_CLASSES:
-        assert size_class in out
+    assert str(lookup.defaults(device.traits, PRECISIONS["z"], "").configs[0]) in out
     assert "cache directory:" in out
 
 
@@ -72,15 +71,14 @@ def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_p
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     store = lookup.store_for(device.traits)
-    config = lookup.defaults(device.traits, PRECISIONS["s"], "").choices["large"]
-    data = {"family": config.family, "params": dict(config.params)}
-    store.write("s", {"choices": dict.fromkeys(SIZE_CLASSES, data)})
+    config = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
+    store.write("s", entry_with(config))
     assert cli.main(["info"]) == 0
     out = capsys.readouterr().out
     assert f"s: from {store.path}" in out
     assert str(config) in out
     assert "d: not tuned yet; the first call will" in out
-    stored = {"kernels": "old", "choices": dict.fromkeys(SIZE_CLASSES, data)}
+    stored = {"kernels": "old"} | entry_with(config)
     store.write("s", stored)
     assert cli.main(["info"]) == 0
     assert (
@@ -114,17 +112,15 @@ def test_info_names_what_ships(device, capsys, monkeypatch, tmp_path):
 def cache_with(traits, *codes, **more):
     """Store each precision's default, with a trial that went well and one that did not."""
     for code in codes:
-        config = lookup.defaults(traits, PRECISIONS[code], "").choices["large"]
-        data = {"family": config.family, "params": dict(config.params)}
+        config = lookup.defaults(traits, PRECISIONS[code], "").configs[0]
         bad = {"family": config.family, "params": {}}
         trials = [
-            {"config": data, "status": "ok", "detail": "",
-             "seconds": dict.fromkeys(SIZE_CLASSES, 0.5),
-             "sizes": dict.fromkeys(SIZE_CLASSES, (1000, 1000, 1000))},
-            {"config": bad, "status": "wrong", "detail": "by far\nand more", "seconds": {},
-             "sizes": {}},
-        ]  # fmt: skip
-        entry = {"tuned": "2026-11-21", "choices": dict.fromkeys(SIZE_CLASSES, data)}
+            {"config": as_data(config), "status": "ok", "detail": "", "seconds": {"square": 0.5}},
+            {"config": bad, "status": "wrong", "detail": "by far\nand more", "seconds": {}},
+        ]
+        entry = {"tuned": "2026-11-21"} | entry_with(config)
+        entry["shapes"] = {"square": [1000, 1000, 1000, 1, 0, 0]}
+        entry["variants"][0]["seconds"] = {"square": 0.5}
         assert lookup.store_for(traits).write(code, entry | {"trials": trials} | more)
 
 
@@ -169,12 +165,13 @@ def test_cache_list_says_what_is_used_and_why_not(device, cache, capsys, monkeyp
 
 
 @pytest.mark.usefixtures("cache")
-def test_cache_show_prints_choices_rates_and_failures(device, capsys):
+def test_cache_show_prints_variants_rates_and_failures(device, capsys):
     cache_with(device.traits, "s", "z")
     out = said(capsys, "show")
-    config = lookup.defaults(device.traits, PRECISIONS["s"], "").choices["large"]
-    assert f"large   {config}: 4 GFLOP/s at 1000 x 1000 x 1000" in out
-    assert ": 16 GFLOP/s at" in out, "a complex product counts four real ones"
+    config = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
+    assert f"1: {config}\n" in out
+    rates = [line.split()[-1] for line in out.splitlines() if line.split()[:1] == ["square"]]
+    assert rates == ["4", "16"], "a complex product counts four real ones"
     assert f"wrong: {config.family}(): by far\n" in out
     assert "s: trials: 2" in out
 
@@ -182,7 +179,7 @@ def test_cache_show_prints_choices_rates_and_failures(device, capsys):
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
     "more",
-    [{"choices": 3, "trials": 3}, {"choices": {"large": 3}, "trials": [3, {}]}, {"tuned": None}],
+    [{"variants": 3, "trials": 3}, {"variants": [3], "trials": [3, {}]}, {"tuned": None}],
 )
 def test_cache_show_survives_what_somebody_edited(more, device, capsys):
     cache_with(device.traits, "s", **more)

@@ -6,16 +6,19 @@ import json
 import sys
 
 import pytest
+from helpers import CPU
 
 from clgemm import cli, cli_tune
 from clgemm.errors import TuningError
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import campaign, lookup, record, store, tuner, worker
-from clgemm.tuning.outcome import Outcome
+from clgemm.tuning import campaign, lookup, record, shapes, store, tuner, worker
+from clgemm.tuning.model import Model, Variant
+from clgemm.tuning.outcome import CHECK, TRY, Outcome
+from clgemm.tuning.shapes import Shape
 
-# Of each size class one that takes next to no time.
+# They take next to no time.
 SIZES = ["--sizes", "800x800x32", "90", "30x90x90"]
 
 
@@ -47,15 +50,15 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert "sgemm: " in out
     assert "800 x 800 x 32" in out
     default = next(cli_tune._defaults(device, PRECISIONS["s"]))
-    for line in (line for line in out.splitlines() if line.split()[:1] == ["large"]):
-        assert f"{default.family} " in line
-        assert line.endswith("x)")
+    (line,) = [line for line in out.splitlines() if line.split()[:3] == ["800", "x", "800"]]
+    assert f"{default.family} " in line
+    assert line.endswith("x)")
     entry = entry_of(device)
     assert str(lookup.store_for(device.traits).path) in out
-    assert set(entry["choices"]) == set(SIZE_CLASSES)
-    assert entry["trials"][0]["sizes"] == {
-        "large": [800, 800, 32], "small": [90, 90, 90], "skinny": [30, 90, 90],
-    }  # fmt: skip
+    asked = {"800 x 800 x 32", "90 x 90 x 90", "30 x 90 x 90"}
+    assert set(entry["trials"][0]["seconds"]) == asked, "the search goes by these"
+    assert set(entry["shapes"]) == asked | set(shapes.standard(512))
+    assert set(entry["variants"][0]["seconds"]) == set(entry["shapes"]), "what wins has run all"
     assert device.tuned["s"].origin.startswith("tuned")
 
 
@@ -70,19 +73,19 @@ def test_tune_searches_again_whatever_is_stored(device):
 def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     attempt, tried = worker.Worker.attempt, []
 
-    def until_the_second(self, config, best, *, every, **more):
-        tried.append(every)
+    def until_the_second(self, config, best, *, task, **more):
+        tried.append(task)
         if len(tried) == 2:
             raise KeyboardInterrupt
-        return attempt(self, config, best, every=every, **more)
+        return attempt(self, config, best, task=task, **more)
 
     monkeypatch.setattr(worker.Worker, "attempt", until_the_second)
     assert cli.main(["tune", "--precision", "sd", "--seconds", "60", *SIZES]) == 0
     out = capsys.readouterr().out
     assert "stopped by the keyboard" in out
     assert "dgemm" not in out, "the other precisions are not begun"
-    assert tried == [False, False, True], "the winner is checked all the same"
-    assert entry_of(device)["choices"]
+    assert tried == [TRY, TRY, CHECK], "the winner is checked all the same"
+    assert entry_of(device)["variants"]
 
 
 @pytest.mark.usefixtures("device")
@@ -122,7 +125,7 @@ def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
 
 def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
     asked = []
-    result = record.Result({}, (), 0.0, interrupted=True)
+    result = record.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
     monkeypatch.setattr(tuner, "tune", lambda s, *_: asked.append(s.traits) or result)
     monkeypatch.setattr(cli_tune, "_print_result", lambda *_: None)
     assert cli.main(["tune", "--device", session.traits.platform]) == 0
@@ -138,7 +141,6 @@ def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
     [
         (["--precision", "sx"], "'sx'"),
         (["--precision", ""], "sdcz"),
-        (["--sizes", "90", "100"], "both small"),
     ],
 )
 @pytest.mark.usefixtures("device")
@@ -156,11 +158,6 @@ def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit):
         cli.main(["tune", *arguments])
     assert arguments[1] in capsys.readouterr().err
-
-
-def test_sizes_by_class():
-    sizes = [(1000, 1000, 1000), (40, 5000, 9), (100, 100, 7)]
-    assert cli_tune.by_class(sizes) == dict(zip(("large", "skinny", "small"), sizes, strict=True))
 
 
 def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
@@ -183,14 +180,17 @@ def test_without_matplotlib_a_plot_says_how_to_get_it(capsys, monkeypatch, tmp_p
 
 def test_what_is_ruled_out_is_shown(device, capsys):
     precision = PRECISIONS["s"]
-    default = lookup.defaults(device.traits, precision, "").choices["large"]
-    best = Outcome(
-        default, "ok", "", dict.fromkeys(SIZE_CLASSES, 1e-3), dict.fromkeys(SIZE_CLASSES, (9, 9, 9))
-    )
+    default = lookup.defaults(device.traits, precision, "").configs[0]
+    shape, seconds = {"square": Shape(1000, 1000, 1000)}, {"square": 1e-2}
+    best = Outcome(default, "ok", "", seconds, 1000)
     wrong = Outcome(default, "wrong", "261 x 133 x 401: error 9\nand more")
-    result = record.Result(dict.fromkeys(SIZE_CLASSES, best), (best, wrong), 1.0)
+    found = Model(device.traits, "s", shape, (Variant(default, (), seconds),))
+    result = record.Result(found, (best, wrong), 1.0)
     cli_tune._print_result(device, precision, result)
     out = capsys.readouterr().out
     assert "2 trials in 1.0 s, 1 ruled out" in out
     assert "wrong: 261 x 133 x 401: error 9\n" in out
+    words = f"square 1000 x 1000 x 1000 200 1; {default.family} 200 (1.00x)"
+    assert words in " ".join(out.split())
+    assert f"1: {default}" in out
     assert json.dumps(result.entry())

@@ -28,7 +28,7 @@ folder, mode, others = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4]) - 1
 sys.path.insert(0, sys.argv[3])
 from helpers import CPU
 from clgemm.errors import TuningError
-from clgemm.problem import SIZE_CLASSES
+from helpers import entry_with
 from clgemm.tuning import lookup, store, tuner, vetting
 
 def search(session, precision, store, *more):
@@ -48,10 +48,8 @@ def search(session, precision, store, *more):
     while mode == "hangs" and not (folder / "end").exists():
         time.sleep(0.01)
     found = lookup.defaults(session.traits, precision, "found by a search")
-    config = found.choices["large"]
-    choice = {"family": config.family, "params": dict(config.params)}
-    vetting.remember(store, precision, [config])
-    assert store.write("s", {"choices": dict.fromkeys(SIZE_CLASSES, choice)})
+    vetting.remember(store, precision, found.configs)
+    assert store.write("s", entry_with(*found.configs))
     return found
 
 def note(record):

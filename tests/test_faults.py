@@ -8,22 +8,20 @@ from pathlib import Path
 import faulty
 import numpy as np
 import pytest
+from helpers import CPU, entry_with
 
 import clgemm
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import campaign, check, lookup, store, tuner, vetting, worker
 from clgemm.tuning.lookup import Tuned
+from clgemm.tuning.model import Model, Variant
 from clgemm.tuning.record import Effort
 
 S = PRECISIONS["s"]
-# Small, so that a trial takes milliseconds; the budget is never what ends the search.
-EFFORT = Effort(
-    seconds=60.0,
-    sizes={"large": (150, 150, 150), "small": (130, 130, 130), "skinny": (40, 150, 150)},
-)
-HANG_SECONDS = 8.0
+EFFORT = Effort(seconds=60.0)  # the budget is never what ends the search
+HANG_SECONDS = 4.0
 WANT = {
     faulty.ABORTS: ("crash", "ended with"),
     faulty.HANGS: ("hang", "no answer within"),
@@ -65,7 +63,7 @@ def failures_in(path):
 
 def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     result = tuner.tune(fresh, "s", EFFORT)
-    assert {o.config for o in result.choices.values()} == {faulty.kind(faulty.RIGHT)}
+    assert {v.config for v in result.model.variants} == {faulty.kind(faulty.RIGHT)}
     assert result.seconds < EFFORT.seconds
     found = failures_in(lookup.store_for(fresh.traits).path)
     assert set(found) == set(WANT)
@@ -87,7 +85,7 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     monkeypatch.setattr(worker.Worker, "attempt", spy)
     again = tuner.tune(fresh, "s", EFFORT)
     assert set(tried) == {faulty.SLOW, faulty.RIGHT}
-    assert {o.config for o in again.choices.values()} == {faulty.kind(faulty.RIGHT)}
+    assert {v.config for v in again.model.variants} == {faulty.kind(faulty.RIGHT)}
     assert failures_in(lookup.store_for(fresh.traits).path) == found
 
 
@@ -122,7 +120,8 @@ def test_a_candidate_wrong_once_in_a_while_fails_the_winner_s_check(fresh):
 
 
 def tuned(number):
-    return Tuned(dict.fromkeys(SIZE_CLASSES, faulty.kind(number)), "a file")
+    variant = Variant(faulty.kind(number), (), {})
+    return Tuned(Model(CPU, "s", {}, (variant,)), "a file")
 
 
 def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatch):
@@ -149,7 +148,7 @@ def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatc
 def test_a_stored_winner_that_is_wrong_here_is_not_used(fresh, number, words):
     kept = lookup.store_for(fresh.traits)
     params = {"family": "faulty", "params": {"KIND": number}}
-    kept.write(lookup.entry_name(S), {"choices": dict.fromkeys(SIZE_CLASSES, params)})
+    kept.write(lookup.entry_name(S), entry_with(params))
     assert words in vetting.fault(fresh, S, kept, tuned(number))
     with pytest.warns(clgemm.ClgemmWarning, match="are not used"):
         assert tuner._stored(fresh, S, kept) is None

@@ -10,15 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import CPU, GPU, quiet
+from helpers import CPU, GPU, as_data, entry_with, quiet
 
 from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, source
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.traits import fingerprint_of
 from clgemm.tuning import exchange, lookup, nearest, store, tuner
 from clgemm.tuning.files import SCHEMA, contents
-from clgemm.tuning.lookup import Tuned
 from clgemm.tuning.nearest import Kinship
 from clgemm.tuning.store import Store
 
@@ -58,13 +57,8 @@ def shipped(monkeypatch, tmp_path):
     return folder
 
 
-def as_data(config):
-    return {"family": config.family, "params": dict(config.params)}
-
-
 def entry(config):
-    return {"tuned": "2026-11-21T12:00:00+00:00",
-            "choices": dict.fromkeys(SIZE_CLASSES, as_data(config))}  # fmt: skip
+    return {"tuned": "2026-11-21T12:00:00+00:00"} | entry_with(config)
 
 
 def write(folder, traits, config, kernels=None, code="s", name=None):
@@ -136,7 +130,7 @@ def test_a_file_without_identity_is_a_stranger_s(head):
 def test_what_ships_for_a_device_or_its_architecture_is_used(traits, shipped, monkeypatch):
     write(shipped, traits, SECOND, name="found.json")
     tuned = looked_up()
-    assert set(tuned.choices.values()) == {SECOND}
+    assert set(tuned.configs) == {SECOND}
     assert tuned.origin.startswith("shipped with clgemm: found.json")
     if traits is BIGGER:
         assert "found on A larger CPU [A platform], this architecture" in tuned.origin
@@ -146,7 +140,7 @@ def test_what_ships_for_a_device_or_its_architecture_is_used(traits, shipped, mo
     monkeypatch.setattr(tuner, "_search", None)
     monkeypatch.setattr(tuner.vetting, "fault", lambda *_: "")  # no device is here to check on
     session = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
-    assert tuner.tuned_for(session, "s").choices == tuned.choices, "without a search"
+    assert tuner.tuned_for(session, "s") == tuned, "without a search"
 
 
 @pytest.mark.parametrize("traits", [COUSIN, STRANGER, GPU], ids=lambda t: t.name)
@@ -159,33 +153,33 @@ def test_what_ships_for_others_is_not_used(traits, shipped):
 def test_other_kernels_do_not_make_shipped_parameters_useless(shipped):
     write(shipped, CPU, SECOND, kernels="before")
     tuned = looked_up()
-    assert set(tuned.choices.values()) == {SECOND}
+    assert set(tuned.configs) == {SECOND}
     assert "with another kernel source" in tuned.origin
 
 
 def test_the_nearest_of_what_ships_is_used(shipped):
     write(shipped, replace(BIGGER, compute_units=CPU.compute_units + 1), FOURTH)
-    assert set(looked_up().choices.values()) == {FOURTH}
+    assert set(looked_up().configs) == {FOURTH}
     write(shipped, replace(BIGGER, compute_units=CPU.compute_units + 9), FIRST)
-    assert set(looked_up().choices.values()) == {FOURTH}, "the number of cores is nearer"
+    assert set(looked_up().configs) == {FOURTH}, "the number of cores is nearer"
     write(shipped, NEW_DRIVER, THIRD)
-    assert set(looked_up().choices.values()) == {THIRD}, "the device itself comes first"
+    assert set(looked_up().configs) == {THIRD}, "the device itself comes first"
     write(shipped, CPU, SECOND)
-    assert set(looked_up().choices.values()) == {SECOND}, "with its own driver, even more so"
+    assert set(looked_up().configs) == {SECOND}, "with its own driver, even more so"
 
 
 def test_the_user_s_parameters_come_first(cache, shipped):
     write(shipped, CPU, SECOND)
     write(cache, CPU, FIRST)
     tuned = looked_up()
-    assert set(tuned.choices.values()) == {FIRST}
+    assert set(tuned.configs) == {FIRST}
     assert tuned.origin == str(lookup.store_for(CPU).path)
 
 
 def test_a_precision_that_did_not_ship_is_looked_for_further_away(shipped):
     write(shipped, CPU, SECOND, code="d")
     write(shipped, BIGGER, FOURTH)
-    assert set(looked_up().choices.values()) == {FOURTH}
+    assert set(looked_up().configs) == {FOURTH}
 
 
 def test_a_folder_can_stand_for_what_ships(shipped, tmp_path, monkeypatch):
@@ -194,7 +188,7 @@ def test_a_folder_can_stand_for_what_ships(shipped, tmp_path, monkeypatch):
     write(tmp_path / "fleet", CPU, FIRST, name="ours.json")
     monkeypatch.setenv("CLGEMM_SHIPPED", str(tmp_path / "fleet"))
     tuned = looked_up()
-    assert set(tuned.choices.values()) == {FIRST}
+    assert set(tuned.configs) == {FIRST}
     assert tuned.origin == f"{tmp_path / 'fleet' / 'ours.json'} (found on this device)"
     monkeypatch.setenv("CLGEMM_SHIPPED", "off")
     assert looked_up() is None
@@ -205,20 +199,19 @@ def test_a_shipped_file_that_cannot_be_read_is_passed_over(text, shipped):
     write(shipped, BIGGER, SECOND)
     (shipped / "bad.json").write_text(text)
     (shipped / "__init__.py").touch()
-    assert set(looked_up().choices.values()) == {SECOND}
+    assert set(looked_up().configs) == {SECOND}
 
 
 def test_shipped_configurations_that_are_no_points_of_the_space_are_passed_over(shipped):
-    good, bad = entry(SECOND), entry(SECOND)
-    bad["choices"]["large"] = as_data(SECOND) | {"params": dict(SECOND.params) | {"KC": 7}}
+    good, bad = entry(SECOND), entry_with(as_data(SECOND, KC=7), SECOND)
     place = Store(shipped, CPU.fingerprint(), CPU.identity, "k", nearest.architecture(CPU))
     place.write("s", bad)
     assert looked_up() is None
     assert starts() == [SECOND], "what is left of it is still a start"
     write(shipped, BIGGER, FOURTH)
-    assert set(looked_up().choices.values()) == {FOURTH}
+    assert set(looked_up().configs) == {FOURTH}
     place.write("s", good)
-    assert set(looked_up().choices.values()) == {SECOND}
+    assert set(looked_up().configs) == {SECOND}
 
 
 def test_a_search_starts_from_what_is_known(cache, shipped):
@@ -251,7 +244,7 @@ def test_why_what_is_stored_is_not_used(cache):
     write(cache, CPU, FIRST, kernels="before")
     assert why() == "kernel source changed"
     bad = entry(FIRST)
-    del bad["choices"]["small"]
+    del bad["shapes"]
     lookup.store_for(CPU).write("s", bad)
     assert why() == "the stored configurations cannot run in this version"
     path = lookup.store_for(CPU).path
@@ -288,7 +281,7 @@ def test_usage_depends_on_how_fp32_is_computed(cache, monkeypatch):
 
 
 def test_what_is_exported_can_ship_and_be_taken_up(cache, shipped, tmp_path, monkeypatch):
-    trials = [{"config": as_data(c), "status": "ok", "seconds": {}} for c in (FIRST, SECOND)]
+    trials = [{"config": as_data(FIRST), "status": "ok", "seconds": {}}]
     place = lookup.store_for(CPU)
     place.write("s", entry(SECOND) | {"trials": trials, "note": "not for others"})
     write(cache, CPU, FIRST, kernels="before", code="d")
@@ -296,7 +289,8 @@ def test_what_is_exported_can_ship_and_be_taken_up(cache, shipped, tmp_path, mon
     assert names == ["s"], "what other kernels found stays"
     assert path == shipped / "a-platform-a-cpu.json"
     written = json.loads(path.read_text())["precisions"]["s"]
-    assert written["trials"] == [trials[1]]
+    assert written["variants"] == entry(SECOND)["variants"]
+    assert "trials" not in written
     assert "note" not in written
     assert path.read_text().endswith("}\n")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "other"))
@@ -306,8 +300,7 @@ def test_what_is_exported_can_ship_and_be_taken_up(cache, shipped, tmp_path, mon
     found = exchange.loaded(path)
     assert exchange.take_up(found) == (lookup.store_for(CPU).path, ["s"])
     again = looked_up()
-    assert again.choices == tuned.choices
-    assert again == Tuned(tuned.choices, str(tmp_path / "other" / place.path.name))
+    assert again == replace(tuned, origin=str(tmp_path / "other" / place.path.name))
     assert set(lookup.store_for(CPU).read()) == {"s", "z"}, "merged"
 
 
@@ -343,13 +336,15 @@ def changed(data, value, *path):
     at[path[-1]] = value
 
 
-LARGE = ("precisions", "s", "choices", "large")
+BEST = ("precisions", "s", "variants", 0)
+SQUARE = ("precisions", "s", "shapes", "square")
 
 
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
         (lambda d: changed(d, 1, "schema"), "has schema 1"),
+        (lambda d: changed(d, 2, "schema"), "has schema 2"),
         (lambda d: without(d, "identity", "name"), "identity"),
         (lambda d: changed(d, "text", "identity"), "identity"),
         (lambda d: changed(d, [], "identity", "name"), "neither text nor number"),
@@ -357,11 +352,17 @@ LARGE = ("precisions", "s", "choices", "large")
         (lambda d: changed(d, [], "precisions"), "no entries"),
         (lambda d: changed(d, {}, "precisions"), "no entries"),
         (lambda d: changed(d, {}, "precisions", "q"), "'q' is none of"),
-        (lambda d: changed(d, {}, "precisions", "s", "choices"), "no choice for each"),
-        (lambda d: without(d, *LARGE), "no choice for each"),
-        (lambda d: changed(d, {}, *LARGE), "no family"),
-        (lambda d: changed(d, "many", *LARGE, "params", "KC"), "no family"),
-        (lambda d: changed(d, float("inf"), *LARGE, "params", "KC"), "no family"),
+        (lambda d: changed(d, {}, "precisions", "s", "variants"), "has no variants"),
+        (lambda d: without(d, "precisions", "s", "shapes"), "has no variants"),
+        (lambda d: without(d, *BEST), "has no variants"),
+        (lambda d: changed(d, {}, *BEST), "has no variants"),
+        (lambda d: changed(d, "many", *BEST, "params", "KC"), "has no variants"),
+        (lambda d: changed(d, float("inf"), *BEST, "params", "KC"), "has no variants"),
+        (lambda d: changed(d, {"launches": 1.0}, *BEST, "rates"), "has no variants"),
+        (lambda d: changed(d, {"square": -1.0}, *BEST, "seconds"), "has no variants"),
+        (lambda d: changed(d, {"square": float("nan")}, *BEST, "seconds"), "has no variants"),
+        (lambda d: changed(d, [1, 1, 1], *SQUARE), "has no variants"),
+        (lambda d: changed(d, [0, 1, 1, 1, 0, 0], *SQUARE), "has no variants"),
     ],
 )
 def test_a_file_that_nobody_exported_is_refused(spoil, complaint, shipped):

@@ -50,9 +50,9 @@ def seconds(config):
     return 10.0 - config["X"] - config["Y"]
 
 
-def tried(config, time=None, size_class="large"):
+def tried(config, time=None, shape="square"):
     time = seconds(config) if time is None else time
-    return Outcome(config, "ok", "", {size_class: time}, {size_class: (9, 9, 9)})
+    return Outcome(config, "ok", "", {shape: time}, 9)
 
 
 def run(search, rate=seconds, limit=10_000):
@@ -109,10 +109,10 @@ def test_of_several_timings_the_last_counts():
     search = Search([Toy()], CPU, S)
     search.report(tried(toy(0, 1), 1.0))
     search.report(tried(toy(0, 1), 2.0))
-    assert search.best() == {"large": 2.0}
+    assert search.best() == {"square": 2.0}
     search.report(Outcome(toy(0, 1), "wrong", "in a later run"))
     assert search.best() == {}
-    assert search.ranking("large") == []
+    assert search.ranking("square") == []
 
 
 def test_quick_tries_what_is_known_and_nothing_else():
@@ -124,9 +124,9 @@ def test_a_known_one_stands_unless_another_is_clearly_faster():
     search = Search([Toy()], CPU, S, [toy(2, 0)])
     search.report(tried(toy(2, 0), 1.0))
     search.report(tried(toy(3, 0), 0.98))
-    assert [o.config for o in search.ranking("large")] == [toy(2, 0), toy(3, 0)]
+    assert [o.config for o in search.ranking("square")] == [toy(2, 0), toy(3, 0)]
     search.report(tried(toy(3, 1), 0.9))
-    assert search.ranking("large")[0].config == toy(3, 1)
+    assert search.ranking("square")[0].config == toy(3, 1)
 
 
 def test_only_those_close_to_the_best_race():
@@ -134,9 +134,22 @@ def test_only_those_close_to_the_best_race():
     times = {toy(3, 0): 1.0, toy(3, 1): 1.05, toy(2, 0): 1.07, toy(2, 1): 1.2}
     for config, time in times.items():
         search.report(tried(config, time))
-    assert search.field("large", 9) == list(times)[:3]
-    assert search.field("large", 2) == list(times)[:2]
+    assert search.field("square", 9) == list(times)[:3]
+    assert search.field("square", 2) == list(times)[:2]
     assert search.field("small", 9) == []
+
+
+def test_finalists_lead_somewhere_or_in_their_family():
+    search = Search([Toy(), BY_NAME["cpu_packed"]], CPU, S)
+    packed = BY_NAME["cpu_packed"].default(CPU, S)
+    for config, square, small in [(toy(3, 0), 1.0, 9.0), (toy(3, 1), 1.05, 9.0),
+                                  (toy(2, 0), 1.3, 3.0), (packed, 2.0, 7.0)]:  # fmt: skip
+        search.report(Outcome(config, "ok", "", {"square": square, "small": small}, 9))
+    every = [toy(3, 0), toy(2, 0), packed, toy(3, 1)]
+    assert search.finalists(9) == every, "leaders, each family's best, then those close behind"
+    assert search.finalists(3) == every[:3]
+    search.report(Outcome(packed, "wrong", "in a race"))
+    assert packed not in search.finalists(9)
 
 
 def test_a_large_space_does_not_drown_a_small_one():
@@ -241,7 +254,7 @@ def test_proposals_obey_the_rules(traits, code):
         assert list(family.broken_rules(traits, precision, config)) == []
         # Of the sizes, some like large tiles and some small ones.
         time = 2.0 + (-1.0) ** count * dict(config.params).get("NR", 0) / 100
-        search.report(Outcome(config, "ok", "", {"large": time, "small": 4 - time}, {}))
+        search.report(Outcome(config, "ok", "", {"square": time, "small": 4 - time}, 9))
     assert count > 5
 
 
@@ -277,26 +290,26 @@ def test_what_failed_is_not_proposed_again_and_never_ranks():
         search.report(tried(config) if ok else Outcome(config, "crash", "ended with -11"))
     assert len(set(proposed)) == 12
     assert all(proposed.count(c) == 1 for c in proposed if c != toy(2, 0))
-    assert [outcome.config for outcome in search.ranking("large")] == [toy(2, 0)]
+    assert [outcome.config for outcome in search.ranking("square")] == [toy(2, 0)]
 
 
-def test_ranking_and_best_are_per_size_class():
+def test_ranking_and_best_are_per_shape():
     search = Search([Toy()], CPU, S)
-    search.report(Outcome(toy(0, 1), "ok", "", {"large": 1.0, "small": 5.0}, {}))
-    search.report(Outcome(toy(0, 2), "ok", "", {"large": 2.0, "small": 3.0}, {}))
-    search.report(Outcome(toy(0, 3), "wrong", "", {"large": 0.1, "small": 0.1}, {}))
-    search.report(Outcome(toy(1, 0), "ok", "", {"large": 1.5}, {}))
-    assert search.best() == {"large": 1.0, "small": 3.0}
-    assert [o.config for o in search.ranking("large")] == [toy(0, 1), toy(1, 0), toy(0, 2)]
-    # What was not timed in a class, as a family may decline it, does not rank there.
+    search.report(Outcome(toy(0, 1), "ok", "", {"square": 1.0, "small": 5.0}, 9))
+    search.report(Outcome(toy(0, 2), "ok", "", {"square": 2.0, "small": 3.0}, 9))
+    search.report(Outcome(toy(0, 3), "wrong", "", {"square": 0.1, "small": 0.1}, 9))
+    search.report(Outcome(toy(1, 0), "ok", "", {"square": 1.5}, 9))
+    assert search.best() == {"square": 1.0, "small": 3.0}
+    assert [o.config for o in search.ranking("square")] == [toy(0, 1), toy(1, 0), toy(0, 2)]
+    # What was not timed with a shape, as a family may decline it, does not rank there.
     assert [o.config for o in search.ranking("small")] == [toy(0, 2), toy(0, 1)]
 
 
-def test_neighbours_of_every_size_class_s_best_are_tried():
+def test_neighbours_of_every_shape_s_best_are_tried():
     """With two winners far apart both neighbourhoods get their turn."""
     search = Search([Toy()], CPU, S)
-    search.report(Outcome(toy(0, 1), "ok", "", {"large": 1.0, "small": 9.0}, {}))
-    search.report(Outcome(toy(3, 3), "ok", "", {"large": 9.0, "small": 1.0}, {}))
+    search.report(Outcome(toy(0, 1), "ok", "", {"square": 1.0, "small": 9.0}, 9))
+    search.report(Outcome(toy(3, 3), "ok", "", {"square": 9.0, "small": 1.0}, 9))
     proposals = run(search, lambda _: 99.0)
     assert set(proposals) | {toy(0, 1), toy(3, 3)} == set(Toy().candidates(CPU, S))
 

@@ -18,7 +18,7 @@ from clgemm.tuning import store as stores
 from clgemm.tuning.store import Store
 
 IDENTITY = {"platform": "A platform", "name": "A device", "compute_units": 4}
-ENTRY = {"choices": {"large": {"family": "f", "params": {"MR": 8}}}, "trials": []}
+ENTRY = {"variants": [{"family": "f", "params": {"MR": 8}}], "trials": []}
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, stopwatch, timing
 from clgemm.tuning.check import random_matrix
 from clgemm.tuning.course import Course
+from clgemm.tuning.shapes import Shape
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def product(session, rng):
     own, precision = sessions.Session(found, "a test"), PRECISIONS["s"]
     a, b, c = (random_matrix(rng, precision, 300, 300) for _ in "abc")
     problem = describe(Operand(a), Operand(b), c, reads_c=False)
-    config = lookup.defaults(own.traits, precision, "").choices["large"]
+    config = lookup.defaults(own.traits, precision, "").configs[0]
     plan = BY_NAME[config.family].plan(own.traits, problem, config)
     places = [transfer.place(own, x) for x in (a, b, c)]
     yield own, plan, slots(problem, 1.0, 0.0, *places)
@@ -174,7 +175,7 @@ def test_what_is_timed_is_what_the_driver_runs(session):
     apart = found._replace(traits=replace(found.traits, unified_memory=False, system_svm=False))
     precision = PRECISIONS["s"]
     family = BY_NAME["direct"]
-    course = Course(sessions.Session(apart, "a test"), precision, {"small": (40, 30, 20)}, "")
+    course = Course(sessions.Session(apart, "a test"), precision)
     seen = []
 
     class Spy:
@@ -186,6 +187,7 @@ def test_what_is_timed_is_what_the_driver_runs(session):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BY_NAME, "direct", Spy())
-        course.time_class(family.default(apart.traits, precision), "small", seconds=0.0)
+        config = family.default(apart.traits, precision)
+        course.time_shape(config, Shape(40, 30, 20), seconds=0.0)
     assert seen
     assert all(problem.aligned for problem in seen)

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import CPU, GPU, heard, run_python
+from helpers import CPU, GPU, as_data, entry_with, heard, run_python
 
 import clgemm
 from clgemm import driver, host
 from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
-from clgemm.problem import PRECISIONS, SIZE_CLASSES, Gemm, Operand, describe
+from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
@@ -37,11 +37,14 @@ from clgemm.tuning import (
     vetting,
     worker,
 )
-from clgemm.tuning.outcome import Outcome, config_from_json
+from clgemm.tuning.model import Model, Variant
+from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_from_json
+from clgemm.tuning.shapes import SEARCHED, standard
 
 S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
 SPACE = list(PACKED.candidates(CPU, S))
+DEFAULT = PACKED.default(CPU, S)
 
 
 @pytest.fixture(autouse=True)
@@ -60,16 +63,15 @@ def new_session(traits=CPU):
 
 
 class FakeWorker:
-    """Answers at once, from a function of (config, every)."""
+    """Answers at once, from a function of (config, task)."""
 
     answer = None
     tried = ()
 
-    def __init__(self, device, fingerprint, precision, sizes):
-        assert sizes == {}
+    def __init__(self, device, fingerprint, precision, asked):
+        assert asked == {}
         assert devices.find()[device].traits.fingerprint() == fingerprint
         assert precision in PRECISIONS
-        self.times = {}
 
     def __enter__(self):
         return self
@@ -80,30 +82,31 @@ class FakeWorker:
     def start(self):
         pass
 
-    def attempt(self, config, best, *, every, limit, seconds):
-        del best
+    def attempt(self, config, best, *, task, limit, seconds):
+        assert task == TRY or best == {}
         assert 0 < limit <= campaign.HANG_SECONDS
-        assert every or seconds > 0
-        self.tried.append((config, every))
-        outcome = type(self).answer(config, every)
-        self.times[config] = self.times.get(config, {}) | outcome.seconds
+        assert task == CHECK or seconds > 0
+        self.tried.append((config, task))
+        outcome = type(self).answer(config, task)
+        if task == TRY and outcome.ok:
+            few = {name: outcome.seconds[name] for name in SEARCHED}
+            outcome = replace(outcome, seconds=few)
         return outcome
 
-    def race(self, configs, size_class, **more):
-        del more
-        return [self.times[config][size_class] for config in configs]
+
+SHAPES = standard(512)
 
 
 def fine(config, seconds=1.0):
-    times = seconds if isinstance(seconds, dict) else dict.fromkeys(SIZE_CLASSES, seconds)
-    return Outcome(config, "ok", "", times, dict.fromkeys(times, (512, 512, 512)))
+    times = seconds if isinstance(seconds, dict) else dict.fromkeys(SHAPES, seconds)
+    return Outcome(config, "ok", "", times, 512)
 
 
 @pytest.fixture
 def fake(monkeypatch):
     """Replace the child process; by default every candidate is equally good."""
     monkeypatch.setattr(FakeWorker, "tried", [])
-    monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _every: fine(config)))
+    monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _task: fine(config)))
     monkeypatch.setattr(campaign, "Worker", FakeWorker)
     monkeypatch.setattr(vetting, "fault", lambda *_: "")  # these devices cannot be asked
     found = [devices.Found(None, traits) for traits in (GPU, CPU)]
@@ -130,23 +133,28 @@ def test_a_miss_searches_and_stores(fake, cache, caplog):
     assert CPU.name in record.getMessage()
     assert "5 s" in record.getMessage()
     entry = stored(cache)["precisions"]["s"]
-    assert set(entry["choices"]) == set(SIZE_CLASSES) == set(tuned.choices)
-    assert entry["choices"]["large"]["params"] == dict(tuned.choices["large"].params)
-    tried = [config for config, every in fake.tried if not every]
-    assert [config_from_json(t["config"]) for t in entry["trials"]] == tried
+    assert set(entry["shapes"]) == set(SHAPES)
+    assert [v["params"] for v in entry["variants"]] == [dict(c.params) for c in tuned.configs]
+    assert lookup.stored_parameters(lookup.store_for(CPU), CPU, S).model == tuned.model
+    tried = [config for config, task in fake.tried if task == TRY]
+    trials = [config_from_json(t["config"]) for t in entry["trials"]]
+    assert trials[: len(tried)] == tried
+    raced = {config for config, task in fake.tried if task == RACE}
+    assert set(trials[len(tried) :]) == raced, "what was raced has a line for that"
+    assert raced >= set(tuned.configs)
     assert tried[0] == PACKED.default(CPU, S), "the default is tried first"
     assert set(tried) == set(SPACE)
     assert str(cache) in tuned.origin
 
 
 def test_the_next_process_reads_what_was_stored(fake, caplog, monkeypatch):
-    fake.answer = staticmethod(lambda config, _every: fine(config, 1.0 / config["NR"]))
+    fake.answer = staticmethod(lambda config, _task: fine(config, 1.0 / config["NR"]))
     first = tuner.tuned_for(new_session(), "s")
     no_search(monkeypatch)
     caplog.set_level(logging.INFO, "clgemm")
     second = tuner.tuned_for(new_session(), "s")
-    assert second.choices == first.choices
-    assert second.choices["large"]["NR"] == max(c["NR"] for c in SPACE)
+    assert second.model == first.model
+    assert second.configs[0]["NR"] == max(c["NR"] for c in SPACE)
     assert caplog.records == []
 
 
@@ -165,7 +173,7 @@ def test_off_takes_defaults_and_no_file(fake, cache, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE", "off")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(cache / "other"))
     tuned = tuner.tuned_for(new_session(), "s")
-    assert set(tuned.choices.values()) == {PACKED.default(CPU, S)}
+    assert set(tuned.configs) == {PACKED.default(CPU, S)}
     assert "CLGEMM_TUNE=off" in tuned.origin
     assert fake.tried == []
     assert not (cache / "other").exists()
@@ -184,16 +192,9 @@ def test_a_stored_default_is_accepted(family, traits, code):
     assert lookup.stored_config(data, traits, precision) == config
 
 
-def file_with(choices, cache, traits=CPU):
-    lookup.store_for(traits).write("s", {"choices": choices})
-    assert stored(cache, traits)["precisions"]["s"]["choices"] == choices
-
-
-def as_data(config, **changes):
-    return {"family": config.family, "params": dict(config.params) | changes}
-
-
-DEFAULT = PACKED.default(CPU, S)
+def file_with(entry, cache, traits=CPU):
+    lookup.store_for(traits).write("s", entry)
+    assert entry.items() <= stored(cache, traits)["precisions"]["s"].items()
 
 
 @pytest.mark.parametrize(
@@ -220,16 +221,24 @@ DEFAULT = PACKED.default(CPU, S)
     ],
 )
 def test_a_stored_configuration_that_cannot_run_is_searched_again(bad, fake, cache):
-    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)) | {"small": bad}, cache)
+    entry = entry_with(DEFAULT, DEFAULT)
+    entry["variants"][1] = bad | {"rates": {}, "seconds": {}} if isinstance(bad, dict) else bad
+    file_with(entry, cache)
     tuned = tuner.tuned_for(new_session(), "s")
     assert fake.tried, "the file was believed"
-    assert all(config in SPACE for config in tuned.choices.values())
-    assert stored(cache)["precisions"]["s"]["choices"]["small"] != bad
+    assert all(config in SPACE for config in tuned.configs)
+    assert stored(cache)["precisions"]["s"]["variants"] != entry["variants"]
 
 
-@pytest.mark.parametrize("entry", [None, [], "text", {}, {"choices": None}, {"choices": ["large"]}])
+@pytest.mark.parametrize(
+    "entry",
+    [None, [], "text", {}, {"variants": None}, {"variants": ["square"]}, {"variants": []},
+     entry_with(), entry_with(DEFAULT) | {"shapes": None}, entry_with(DEFAULT) | {"shapes": [3]},
+     entry_with(DEFAULT) | {"variants": {"large": as_data(DEFAULT)}},
+     {"choices": dict.fromkeys(("large", "small", "skinny"), as_data(DEFAULT))}],
+)  # fmt: skip
 def test_a_stored_entry_of_another_form_is_searched_again(entry, fake, cache):
-    file_with({}, cache)
+    file_with(entry_with(DEFAULT), cache)
     path = cache / f"{CPU.fingerprint()}.json"
     path.write_text(json.dumps(stored(cache) | {"precisions": {"s": entry}}))
     tuner.tuned_for(new_session(), "s")
@@ -262,66 +271,97 @@ def test_the_user_s_parameters_come_before_shipped_ones(fake, cache, shipped):
     del fake
     other = SPACE[-1]
     assert other != DEFAULT
-    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)), cache)
+    file_with(entry_with(DEFAULT), cache)
     path = cache / f"{CPU.fingerprint()}.json"
     (shipped / path.name).write_bytes(path.read_bytes())
-    file_with(dict.fromkeys(SIZE_CLASSES, as_data(other)), cache)
-    assert tuner.tuned_for(new_session(), "s").choices["large"] == other
+    file_with(entry_with(other), cache)
+    assert tuner.tuned_for(new_session(), "s").configs == (other,)
     path.unlink()
-    assert tuner.tuned_for(new_session(), "s").choices["large"] == DEFAULT
+    assert tuner.tuned_for(new_session(), "s").configs == (DEFAULT,)
 
 
 def test_shipped_parameters_of_another_driver_are_used(fake, cache, shipped):
     """They outlive an update: what they are is checked here before its first use."""
     newer = replace(CPU, driver_version="2.0")
-    file_with(dict.fromkeys(SIZE_CLASSES, as_data(DEFAULT)), cache, newer)
+    file_with(entry_with(DEFAULT), cache, newer)
     (cache / f"{newer.fingerprint()}.json").rename(shipped / "device.json")
     assert tuner.tuned_for(new_session(), "s").origin.startswith("shipped")
     assert fake.tried == []
 
 
-def test_each_size_class_has_its_own_winner(fake):
-    def answer(config, _every):
+def test_each_shape_runs_with_what_is_best_there(fake):
+    def answer(config, _task):
+        times = dict.fromkeys(SHAPES, 1.0)
         return fine(
             config,
-            {
-                "large": 1.0 / config["NR"],
+            times
+            | {
+                "square": 1.0 / config["NR"],
                 "small": config["NR"],
-                "skinny": 1.0 * (config["KC"] != 256),
+                "wide": 1.0 + (config["KC"] != 256),
             },
         )
 
     fake.answer = staticmethod(answer)
-    choices = tuner.tuned_for(new_session(), "s").choices
+    session = new_session()
+    tuner.tuned_for(session, "s")
     widths = {config["NR"] for config in SPACE}
-    assert choices["large"]["NR"] == max(widths)
-    assert choices["small"]["NR"] == min(widths)
-    assert choices["skinny"]["KC"] == 256
+
+    def chosen(name):
+        return tuner.config_for(session, SHAPES[name].problem("s"))
+
+    assert chosen("square")["NR"] == max(widths)
+    assert chosen("small")["NR"] == min(widths)
+    assert chosen("wide")["KC"] == 256
 
 
 def test_a_winner_that_fails_the_full_check_loses_to_the_next(fake, cache):
     by_rank = sorted(SPACE, key=str)
 
-    def answer(config, every):
-        if every and config == by_rank[0]:
+    def answer(config, task):
+        if task == CHECK and config == by_rank[0]:
             return Outcome(config, "wrong", "not with B transposed")
         return fine(config, 1.0 + by_rank.index(config))
 
     fake.answer = staticmethod(answer)
-    choices = tuner.tuned_for(new_session(), "s").choices
-    assert set(choices.values()) == {by_rank[1]}
-    assert [every for config, every in fake.tried if config == by_rank[0]].count(True) == 1, (
-        "the full check is made once, not for each size class"
-    )
+    assert tuner.tuned_for(new_session(), "s").configs == (by_rank[1],)
+    assert [task for config, task in fake.tried if config == by_rank[0]].count(CHECK) == 1
     failures = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] != "ok"]
     assert [(t["status"], t["detail"]) for t in failures] == [("wrong", "not with B transposed")]
 
 
+def test_a_finalist_that_fails_in_a_race_is_out(fake):
+    by_rank = sorted(SPACE, key=str)
+
+    def answer(config, task):
+        if task == RACE and config == by_rank[0]:
+            return Outcome(config, "wrong", "as timed")
+        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+
+    fake.answer = staticmethod(answer)
+    assert by_rank[0] not in tuner.tuned_for(new_session(), "s").configs
+    assert [task for config, task in fake.tried if config == by_rank[0]].count(RACE) == 1
+
+
+def test_if_no_finalist_passes_the_others_are_looked_at(fake):
+    """Seven of them, which is one more than race."""
+    by_rank = sorted(SPACE, key=str)
+
+    def answer(config, task):
+        rank = by_rank.index(config)
+        if task == CHECK and rank < campaign.RACERS:
+            return Outcome(config, "wrong", "not with B transposed")
+        return fine(config, 1.0 + rank)
+
+    fake.answer = staticmethod(answer)
+    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[campaign.RACERS]
+
+
 def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache, caplog):
-    fake.answer = staticmethod(lambda config, _every: Outcome(config, "build", "error: no"))
+    fake.answer = staticmethod(lambda config, _task: Outcome(config, "build", "error: no"))
     session = new_session()
     tuned = tuner.tuned_for(session, "s")
-    assert set(tuned.choices.values()) == {DEFAULT}
+    assert set(tuned.configs) == {DEFAULT}
     assert "tuning failed" in tuned.origin
     (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert "no candidate passed" in record.getMessage()
@@ -333,21 +373,21 @@ def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache,
 
 
 def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog, monkeypatch):
-    def no_child(_config, _every):
+    def no_child(_config, _task):
         raise OSError(11, "Resource temporarily unavailable")
 
     fake.answer = staticmethod(no_child)
-    assert set(tuner.tuned_for(new_session(), "s").choices.values()) == {DEFAULT}
+    assert set(tuner.tuned_for(new_session(), "s").configs) == {DEFAULT}
     assert "Resource temporarily unavailable" in caplog.text
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(TuningError, match="executable"):
-        worker.Worker(0, "", "s").attempt(DEFAULT, {}, every=False, limit=1)
+        worker.Worker(0, "", "s").attempt(DEFAULT, {}, limit=1)
 
 
 def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
     odd = replace(GPU, kind="other", local_memory=0)
     tuned = tuner.tuned_for(new_session(odd), "s")
-    assert {config.family for config in tuned.choices.values()} == {"direct"}
+    assert {config.family for config in tuned.configs} == {"direct"}
     assert fake.tried == []
     assert caplog.records == []
 
@@ -356,15 +396,44 @@ def test_the_budget_ends_a_search(fake, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
 
-    def answer(config, _every):
+    def answer(config, _task):
         now[0] += 0.5
         return fine(config)
 
     fake.answer = staticmethod(answer)
     tuner.tuned_for(new_session(), "s")
-    searched = [every for _, every in fake.tried].count(False)
-    assert 5 <= searched <= 9, "5 seconds, half a second each, some kept for races and checks"
+    searched = [task for _, task in fake.tried].count(TRY)
+    assert 4 <= searched <= 8, "5 seconds, half a second each, some kept for races and checks"
     assert now[0] <= 105.5
+
+
+@pytest.mark.parametrize(("budget", "status"), [("4", "late"), ("40", "hang")])
+def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, budget, status, monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", budget)
+    slow, waited = SPACE[-1], []
+
+    def answer(config, _task):
+        if config == slow:
+            return Outcome(config, "hang", "no answer")
+        return fine(config)
+
+    class Slow(FakeWorker):
+        def attempt(self, config, best, *, limit, **more):
+            if config == slow:
+                waited.append(limit)
+            return super().attempt(config, best, limit=limit, **more)
+
+    fake.answer = Slow.answer = staticmethod(answer)
+    monkeypatch.setattr(campaign, "Worker", Slow)
+    assert slow not in tuner.tuned_for(new_session(), "s").configs
+    assert (waited[0] < campaign.LEAST_HANG_SECONDS) == (status == "late")
+    store = lookup.store_for(CPU)
+    trials = store.read()["s"]["trials"]
+    assert [t["status"] for t in trials if t["status"] != "ok"] == [status]
+    assert (store.interrupted() == []) == (status == "late")
+    store.path.unlink()
+    tuner.tuned_for(new_session(), "s")
+    assert len(waited) == (2 if status == "late" else 1)
 
 
 def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
@@ -382,7 +451,7 @@ def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     for _ in range(2):
         tuned = tuner.tuned_for(new_session(), "s")
         assert {config for config, _ in fake.tried} == set(SPACE) - {DEFAULT, SPACE[-1]}
-        assert not {DEFAULT, SPACE[-1]} & set(tuned.choices.values())
+        assert not {DEFAULT, SPACE[-1]} & set(tuned.configs)
         crashed = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] == "crash"]
         assert [t["config"] for t in crashed] == [as_data(DEFAULT), as_data(SPACE[-1])]
         (cache / f"{CPU.fingerprint()}.json").unlink()  # such as a cleaner may do
@@ -390,16 +459,16 @@ def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
 
 
 def test_the_keyboard_stops_a_search_and_blames_nobody(fake):
-    def interrupt(_config, _every):
+    def interrupt(_config, _task):
         raise KeyboardInterrupt
 
     fake.answer = staticmethod(interrupt)
     with pytest.raises(KeyboardInterrupt):
         tuner.tuned_for(new_session(), "s")
     assert lookup.store_for(CPU).interrupted() == []
-    fake.answer = staticmethod(lambda config, _every: fine(config))
+    fake.answer = staticmethod(lambda config, _task: fine(config))
     tuner.tuned_for(new_session(), "s")
-    assert (DEFAULT, False) in fake.tried
+    assert (DEFAULT, TRY) in fake.tried
 
 
 @pytest.mark.usefixtures("fake")
@@ -427,7 +496,7 @@ def test_threads_that_need_parameters_at_once_search_once(fake):
         thread.join()
     assert len(got) == 4
     assert len(set(map(id, got))) == 1
-    checked = [config for config, every in fake.tried if every]
+    checked = [config for config, task in fake.tried if task == CHECK]
     assert len(checked) == len(set(checked)), "a second search would check its winners again"
 
 
@@ -437,13 +506,6 @@ def test_a_problem_that_a_family_does_not_take_goes_to_direct():
     problem = describe(Operand(x), Operand(x), x, reads_c=False)
     assert tuner.config_for(session, problem).family == "cpu_packed"
     assert tuner.config_for(session, problem._replace(m=2**31)).family == "direct"
-
-
-def test_size_classes_name_every_problem():
-    x = Gemm("s", 1, 1, 1, 1, False, False, 1, 0, False, False, 1, 0, 1, 0, False, True)
-    sizes = {(m, n): x._replace(m=m, n=n).size_class for m in (1, 70, 2000) for n in (1, 70, 2000)}
-    assert set(sizes.values()) == set(SIZE_CLASSES)
-    assert sizes[1, 2000] == sizes[2000, 1] == "skinny"
 
 
 # From here on with a device and a real child process.
@@ -465,9 +527,9 @@ def test_the_first_call_tunes_and_the_next_process_does_not(fresh, cache, caplog
         clgemm.sgemm(1.0, a[:65], a)
     assert [r.levelname for r in caplog.records] == ["INFO"]
     entry = stored(cache, fresh.traits)["precisions"]["s"]
-    assert set(entry["choices"]) == set(SIZE_CLASSES)
+    assert entry["variants"]
     assert [t["status"] for t in entry["trials"]].count("ok") >= 1
-    assert all(t["seconds"]["large"] > 0 for t in entry["trials"] if t["status"] == "ok")
+    assert all(t["seconds"]["square"] > 0 for t in entry["trials"] if t["status"] == "ok")
     program = """
 import json, logging
 logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
@@ -477,23 +539,23 @@ a = np.ones((70, 70), np.float32)
 assert clgemm.sgemm(1.0, a, a)[0, 0] == 70
 from clgemm.runtime import session
 tuned = session.current().tuned["s"]
-print(json.dumps({name: dict(config.params) for name, config in tuned.choices.items()}))
+print(json.dumps([dict(config.params) for config in tuned.configs]))
 """
     run = run_python(program, CLGEMM_DEVICE=fresh.traits.platform)
     assert run.returncode == 0, run.stderr
     assert "clgemm.tuning" not in run.stderr
-    assert json.loads(run.stdout) == {n: c["params"] for n, c in entry["choices"].items()}
+    assert json.loads(run.stdout) == [v["params"] for v in entry["variants"]]
 
 
 def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     traits = fresh.traits
     index = [f.traits for f in devices.find()].index(traits)
-    good = lookup.defaults(traits, S, "").choices["large"]
+    good = lookup.defaults(traits, S, "").configs[0]
     uncompilable = Config.of(good.family, dict(good.params) | {"VW": 5})
     with worker.Worker(index, traits.fingerprint(), "s") as child:
 
         def status(config, limit=60.0):
-            outcome = child.attempt(config, {}, every=True, limit=limit)
+            outcome = child.attempt(config, {}, task=CHECK, limit=limit)
             assert outcome.config == config
             return outcome.status, outcome.detail
 
@@ -517,18 +579,18 @@ def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(session):
         worker.Worker(0, "not " + session.traits.fingerprint(), "s") as child,
         pytest.raises(TuningError, match="ended with 3"),
     ):
-        child.attempt(DEFAULT, {}, every=False, limit=60)
+        child.attempt(DEFAULT, {}, limit=60)
 
 
 @pytest.fixture
 def default(session):
-    return lookup.defaults(session.traits, S, "").choices["large"]
+    return lookup.defaults(session.traits, S, "").configs[0]
 
 
 @pytest.mark.parametrize("code", "sz")
 def test_check_passes_what_is_right(session, code):
     precision = PRECISIONS[code]
-    config = lookup.defaults(session.traits, precision, "").choices["large"]
+    config = lookup.defaults(session.traits, precision, "").configs[0]
     assert check.Checker(session, precision).mismatch(config, every=False) == ""
     assert check.Checker(session, precision).quick(config) == ""
 
@@ -564,7 +626,7 @@ def test_check_finds_what_is_wrong(session, default, ruin, monkeypatch):
     said = check.Checker(session, S).mismatch(default, every=False)
     assert ("wrote beyond C" if ruin is ruin_beyond_the_edge else "times the bound") in said
     assert "run 1 of" in said
-    outcome = trial.Trial(session, S).attempt(default, {}, every=False)
+    outcome = trial.Trial(session, S).attempt(default, {})
     assert outcome.status == "wrong"
     assert outcome.seconds == {}
 
@@ -598,7 +660,7 @@ def test_a_launch_that_fails_is_an_outcome(session, default, monkeypatch):
         cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
 
     monkeypatch.setattr(check, "run_once", fail)
-    outcome = trial.Trial(session, S).attempt(default, {}, every=False)
+    outcome = trial.Trial(session, S).attempt(default, {})
     assert outcome.status == "run"
     assert "no memory" in outcome.detail
 
@@ -612,7 +674,7 @@ def test_after_a_failed_launch_the_child_is_replaced(monkeypatch):
     monkeypatch.setattr(child, "stop", lambda: stopped.append(True))
     for expected in ([True], [True]):
         child._answers.put(json.dumps(next(answers).as_json()))
-        child.attempt(DEFAULT, {}, every=False, limit=1)
+        child.attempt(DEFAULT, {}, limit=1)
         assert stopped == expected
 
 
@@ -621,13 +683,13 @@ def test_a_child_that_replaces_another_measures_alike():
     child = worker.Worker(0, "", "s")
     child._child = SimpleNamespace(stdin=io.StringIO())
     child._answers.put(json.dumps(replace(fine(DEFAULT), clock="the host's clock").as_json()))
-    child.attempt(DEFAULT, {}, every=False, limit=1)
-    assert child._hello["sizes"] == dict.fromkeys(SIZE_CLASSES, (512, 512, 512))
+    child.attempt(DEFAULT, {}, limit=1)
+    assert child._hello["side"] == 512
     assert child._hello["clock"] == "the host's clock"
 
 
 def test_outcomes_survive_json():
-    outcome = replace(fine(DEFAULT, 0.25), spread={"large": 0.01}, clock="the host's clock")
+    outcome = replace(fine(DEFAULT, 0.25), spread={"square": 0.01}, clock="the host's clock")
     assert Outcome.from_json(json.loads(json.dumps(outcome.as_json()))) == outcome
 
 
@@ -638,7 +700,7 @@ class Terminal(io.StringIO):
 
 def show_progress():
     with progress.Progress("s", "A device", 5.0) as line:
-        line.show([fine(DEFAULT, 0.5)], {"large": 0.5})
+        line.show(1, 1.25)
 
 
 def test_progress_is_one_line_that_disappears(monkeypatch):
@@ -678,7 +740,7 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
     del fake
     chosen = Config.of("direct", {})
     monkeypatch.setattr(tuner, "_load_or_search", lambda *_: lookup.Tuned(
-        dict.fromkeys(SIZE_CLASSES, chosen), "a test"))  # fmt: skip
+        Model(fresh.traits, "d", {}, (Variant(chosen, (), {}),)), "a test"))  # fmt: skip
     planned = []
     real = BY_NAME["direct"].plan
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from clgemm.kernels.costs import Costs
 from clgemm.kernels.family import (
     CELL_STEP,
     GEMM_SIGNATURE,
@@ -191,6 +192,23 @@ class CpuPacked(KernelFamily):
         alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         return bool(config["PACK_B"] or g.trans_b or (alike and crowded))
+
+    def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
+        """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
+        g, units = problem, traits.compute_units
+        p = dict(config.params)
+        rows, half = round_up(g.m, p["VW"]), max(1, p["NR"] // 2)
+        columns = round_up(g.n, half)
+        panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
+        packed = g.m + (g.n if self.packs_b(g, config) else 0)
+        return Costs(
+            1,
+            g.k,
+            rows * columns * g.k * g.batch / units,
+            -(-panels // units) * p["MR"] * p["NR"] * g.k,
+            packed * g.k * g.batch,
+            g.m * g.n * g.batch * -(-g.k // p["KC"]),
+        )
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Lay out one launch of as many workers as there are compute units and tiles."""

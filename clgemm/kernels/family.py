@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from clgemm.kernels.costs import Costs, of_tiles
 from clgemm.problem import PRECISIONS, Gemm, Precision
 
 if TYPE_CHECKING:
@@ -144,6 +145,15 @@ class KernelFamily(ABC):
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether this problem's sizes fit the family's kernels."""
         return max(problem.m, problem.n, problem.k) <= INT32_MAX // 2
+
+    def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
+        """Count what a problem costs: from these and a few timed products its time is predicted.
+
+        This default is for families whose configurations name a macro-tile MC x NC.
+        """
+        params = dict(config.params)
+        tile = params.get("MC", 1), params.get("NC", 1)
+        return of_tiles(traits.compute_units, problem, *tile)
 
     def candidates(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
         """Yield every configuration that breaks no rule, in the order of the space."""

@@ -42,6 +42,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm import settings
+from clgemm.kernels.costs import Costs, of_tiles
 from clgemm.kernels.family import (
     GEMM_SIGNATURE,
     INT32_MAX,
@@ -126,6 +127,12 @@ class NvSplit(KernelFamily):
             and max(reals(problem)) <= INT32_MAX // 2
             and problem.batch * m * n // 4096 <= INT32_MAX // 4
         )
+
+    def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
+        """Count three launches, and tiles of which a row of X is a column of C."""
+        params = dict(config.params)
+        tile = Tile(params["MI"], params["BY"])
+        return of_tiles(traits.compute_units, problem, tile.by, tile.bx, launches=3)
 
     @staticmethod
     def stages(tile: Tile) -> int:

@@ -9,39 +9,43 @@ from __future__ import annotations
 import logging
 import statistics
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clgemm.errors import TuningError
-from clgemm.problem import SIZE_CLASSES
 from clgemm.runtime import devices
+from clgemm.tuning import model, shapes
 from clgemm.tuning.lookup import competitors
-from clgemm.tuning.outcome import Outcome, config_as_json
+from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_as_json, medians
 from clgemm.tuning.progress import Progress
 from clgemm.tuning.record import DEADLY, Effort, Result, failures
 from clgemm.tuning.search import Search
-from clgemm.tuning.worker import NoAnswer, Worker
+from clgemm.tuning.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.search import Proposal
+    from clgemm.tuning.shapes import Shape
     from clgemm.tuning.store import Store
 
 log = logging.getLogger(__name__)
 
 HANG_SECONDS = 30.0  # a candidate that needs longer to build, check and time is of no use
 LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
+LATE_SHARE = 1 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 SOME_SECONDS = 0.1  # what a trial takes at least
-TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each size is timed for, by effort
-RACE_SHARE = 0.12  # of the budget, kept for the races
-RACERS, RACE_ROUNDS = 3, 3
+TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each shape is timed for, by effort
+RACE_SHARE = 0.25  # of the budget, kept for the races
+RACERS, RACE_ROUNDS = 6, 3
 SAMPLE_SHARE = 0.3  # of the time that is left, spent on the sample
 LARGEST_BRACKET = 64
-RUNNERS_UP = 5  # how far down the ranking a winner is looked for
+MOST_FAILURES = 8  # of winners in their last check, before the search gives up
+WINNERS = 2  # that the time for the last check is kept for: most searches end with one or two
 
 
 class Campaign:
@@ -77,6 +81,7 @@ class Campaign:
         self._search = Search(families, traits, precision, first, known_only=quick)
         self._outcomes: list[Outcome] = []
         self._durations: list[float] = []  # of those that went well
+        self._side = 0
         for config, outcome in failures(store, traits, precision).items():
             self._search.skip(config)
             self._outcomes.append(outcome)
@@ -93,20 +98,20 @@ class Campaign:
         index = [f.traits for f in devices.find()].index(traits)
         interrupted = False
         with (
-            Worker(index, traits.fingerprint(), code, self._effort.sizes) as worker,
+            Worker(index, traits.fingerprint(), code, self._effort.asked) as worker,
             Progress(code, traits.describe(), self._effort.seconds) as progress,
         ):
             worker.start()  # apart, so that no candidate's time has it in it
             try:
                 self._try_candidates(worker, progress)
-                orders = {name: self._race(worker, name) for name in SIZE_CLASSES}
+                times = self._race(worker)
             except KeyboardInterrupt:
                 if not self._effort.keeps_on_interrupt:
                     raise
                 interrupted = True
-                orders = {name: self._search.field(name, RUNNERS_UP) for name in SIZE_CLASSES}
-            choices = self._winners(worker, orders)
-        return Result(choices, self._outcomes, self._passed(), interrupted)
+                times = {c: o.seconds for c, o in self._search.results().items() if o.seconds}
+            found = self._winners(worker, times)
+        return Result(found, self._outcomes, self._passed(), interrupted)
 
     def _passed(self) -> float:
         return time.monotonic() - self._start
@@ -117,16 +122,19 @@ class Campaign:
         Each winner is checked in all transposes, which builds more kernels and takes no longer
         than the longest trial.  The caller need not build: what passed is kept on disk.
         """
-        longest = max(self._durations, default=SOME_SECONDS)
-        leaders = {self._search.ranking(name)[0].config for name in self._search.best()}
-        kept = RACE_SHARE * self._effort.seconds + max(1, len(leaders)) * longest
+        longest = max(self._durations[1:], default=SOME_SECONDS)  # the first one's also calibrated
+        racing = RACE_ROUNDS * min(RACERS, len(self._search.results())) * self._typical()
+        kept = min(RACE_SHARE * self._effort.seconds, racing) + WINNERS * longest
         return self._effort.seconds - self._passed() - kept
+
+    def _typical(self) -> float:
+        return max(SOME_SECONDS, statistics.median(self._durations[1:] or [0.0]))
 
     def _try_candidates(self, worker: Worker, progress: Progress) -> None:
         while True:
             if self._durations:
                 left = self._left()
-                typical = max(SOME_SECONDS, statistics.median(self._durations))
+                typical = self._typical()
                 if left < typical / 3:  # many take less, for their kernels are built
                     break
                 bracket = int(SAMPLE_SHARE * left / typical)
@@ -136,35 +144,45 @@ class Campaign:
             proposal = self._search.propose()
             if proposal is None:
                 break
+            worker.start()  # if the one before took its process down: this one's time is its own
             began = time.monotonic()
             outcome = self._time(worker, proposal)
             self._search.report(outcome)
             self._outcomes.append(outcome)
             if outcome.ok:
                 self._durations.append(time.monotonic() - began)
-            progress.show(self._outcomes, self._search.best())
+                self._side = outcome.side
+            progress.show(len(self._outcomes), self._rate())
+
+    def _rate(self) -> float:
+        """Return the best GFLOP/s at the first of the shapes, 0 if none was timed."""
+        name, seconds = next(iter(self._search.best().items()), ("", 0.0))
+        return self._shapes()[name].rate(self._precision.code, seconds) if seconds else 0.0
 
     def _time(self, worker: Worker, proposal: Proposal) -> Outcome:
         seconds = TIMED_SECONDS[min(proposal.effort, len(TIMED_SECONDS) - 1)]
-        return self._attempt(worker, proposal.config, every=False, seconds=seconds)
+        return self._attempt(worker, proposal.config, TRY, seconds=seconds)
 
     def _limit(self) -> float:
         """Return how long a candidate may take: longer than any before, not all that is left."""
         if not self._durations:
             return HANG_SECONDS
-        some = max(LEAST_HANG_SECONDS, 2 * max(self._durations), HANG_SHARE * self._left())
+        least = min(LEAST_HANG_SECONDS, LATE_SHARE * self._effort.seconds)
+        some = max(least, 2 * max(self._durations[1:], default=0.0), HANG_SHARE * self._left())
         return min(HANG_SECONDS, some)
 
     def _attempt(
-        self, worker: Worker, config: Config, *, every: bool, seconds: float = 0.0
+        self, worker: Worker, config: Config, task: str, *, seconds: float = 0.0
     ) -> Outcome:
         candidate = config_as_json(config)
         self._store.begin(candidate)
         outcome: Outcome | None = None
-        best = {} if every else self._search.best()
-        limit = HANG_SECONDS if every else self._limit()
+        best = self._search.best() if task == TRY else {}
+        limit = self._limit() if task == TRY else HANG_SECONDS
         try:
-            outcome = worker.attempt(config, best, every=every, limit=limit, seconds=seconds)
+            outcome = worker.attempt(config, best, task=task, limit=limit, seconds=seconds)
+            if outcome.status == "hang" and limit < LEAST_HANG_SECONDS:
+                outcome = replace(outcome, status="late")  # not for a search with more time
         finally:  # whoever interrupts a search from the keyboard does not blame the candidate
             if outcome is None or outcome.status not in DEADLY:
                 self._store.end(candidate)
@@ -172,52 +190,68 @@ class Campaign:
             log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
         return outcome
 
-    def _race(self, worker: Worker, size_class: str) -> list[Config]:
-        """Order the best of a size class by timing them in turns."""
-        racers = self._search.field(size_class, RACERS)
-        if len(racers) < 2:
-            return racers
-        turn = RACE_SHARE * self._effort.seconds / (len(SIZE_CLASSES) * RACERS * RACE_ROUNDS)
-        for config in racers:
-            self._store.begin(config_as_json(config))
-        try:
-            times = worker.race(
-                racers, size_class, limit=HANG_SECONDS, rounds=RACE_ROUNDS, seconds=turn
-            )
-        finally:  # each of them ran before: who did it is not known, and the check will tell
-            for config in racers:
-                self._store.end(config_as_json(config))
-        if isinstance(times, NoAnswer):
-            log.debug("a race ended early: %s: %s", times.status, times.detail)
-            return racers
-        for config, seconds in zip(racers, times, strict=True):
-            if seconds == float("inf"):
-                self._outcomes.append(Outcome(config, "wrong", "in a race, as timed"))
-                self._search.report(self._outcomes[-1])
-        weighted = {c: self._search.weighted(c, t) for c, t in zip(racers, times, strict=True)}
-        return sorted((c for c in racers if weighted[c] < float("inf")), key=weighted.__getitem__)
+    def _race(self, worker: Worker) -> dict[Config, dict[str, float]]:
+        """Time the finalists with every shape, in turns, so that what disturbs one disturbs all.
 
-    def _winners(
-        self, worker: Worker, orders: Mapping[str, Iterable[Config]]
-    ) -> dict[str, Outcome]:
-        """Take the fastest candidate of each size class that also passes the full check."""
-        verdicts: dict[Config, bool] = {}
-        choices: dict[str, Outcome] = {}
-        for name in SIZE_CLASSES:
-            timed = {o.config: o for o in self._search.ranking(name)}
-            order = [c for c in dict.fromkeys([*orders[name], *timed]) if c in timed]
-            for config in order[:RUNNERS_UP]:
-                if config not in verdicts:
-                    verdict = self._attempt(worker, config, every=True)
-                    verdicts[config] = verdict.ok
-                    if not verdict.ok:
-                        self._outcomes.append(verdict)
-                if verdicts[config]:
-                    choices[name] = timed[config]
-                    break
-            else:
-                reasons = [f"{o.config}: {o.status}" for o in self._outcomes if not o.ok]
-                raise TuningError(
-                    f"no candidate passed its checks ({'; '.join(reasons) or 'none was tried'})"
-                )
-        return choices
+        Returns
+        -------
+        dict
+            Seconds by shape, by configuration, without those that failed.
+        """
+        racers = self._search.finalists(RACERS)
+        count = len(self._shapes()) * max(1, len(racers)) * RACE_ROUNDS
+        turn = RACE_SHARE * self._effort.seconds / count
+        end = self._passed() + max(RACE_SHARE * self._effort.seconds, self._left())
+        turns: dict[Config, list[Outcome]] = {config: [] for config in racers}
+        for config in racers * RACE_ROUNDS:
+            if self._passed() > end and any(turns.values()):
+                break
+            if config in turns:
+                outcome = self._attempt(worker, config, RACE, seconds=turn)
+                if outcome.ok:
+                    turns[config].append(outcome)
+                else:
+                    del turns[config]
+                    self._outcomes.append(outcome)
+                    self._search.report(outcome)
+        for outcomes in turns.values():
+            if outcomes:
+                self._outcomes.append(replace(outcomes[0], seconds=medians(outcomes)))
+        tried = self._search.results()
+        return {c: medians(found or [tried[c]]) for c, found in turns.items()}
+
+    def _winners(self, worker: Worker, times: dict[Config, dict[str, float]]) -> model.Model:
+        """Choose the few that are near the best at each shape, and pass the full check."""
+        traits, code = self._traits, self._precision.code
+        passed: set[Config] = set()
+        failed: set[Config] = set()
+        tried = {c: o.seconds for c, o in self._search.results().items() if o.seconds}
+        while len(failed) < MOST_FAILURES:
+            pool = {c: x for c, x in times.items() if c not in failed}
+            pool = pool or {c: x for c, x in tried.items() if c not in failed}
+            if not pool:
+                break
+            chosen = model.portfolio({c: self._weighted(c, x) for c, x in pool.items()})
+            for config in chosen:
+                if config not in passed:
+                    (passed if self._passes(worker, config) else failed).add(config)
+            if not failed.intersection(chosen):
+                every = self._shapes()
+                fits = (model.fitted(traits, code, every, c, pool[c]) for c in chosen)
+                return model.Model(traits, code, every, tuple(fits))
+        reasons = [f"{o.config}: {o.status}" for o in self._outcomes if not o.ok]
+        raise TuningError(
+            f"no candidate passed its checks ({'; '.join(reasons) or 'none was tried'})"
+        )
+
+    def _weighted(self, config: Config, seconds: Mapping[str, float]) -> dict[str, float]:
+        return {name: self._search.weighted(config, x) for name, x in seconds.items()}
+
+    def _shapes(self) -> dict[str, Shape]:
+        return shapes.standard(self._side) | dict(self._effort.asked)
+
+    def _passes(self, worker: Worker, config: Config) -> bool:
+        verdict = self._attempt(worker, config, CHECK)
+        if not verdict.ok:
+            self._outcomes.append(verdict)
+        return verdict.ok

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from clgemm import settings
 from clgemm.errors import TuningError
 from clgemm.kernels import source
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.traits import fingerprint_of
 from clgemm.tuning.files import SCHEMA, Contents, contents
-from clgemm.tuning.outcome import config_from_json
 from clgemm.tuning.store import Store
+from clgemm.tuning.variants import NOT_READABLE, variants_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAMES = (*PRECISIONS, *(f"{code}-fma" for code in "sc"))
 """Of entries; see `lookup.entry_name`."""
-EXPORTED = ("tuned", "clgemm", "kernels", "search_seconds", "choices")
+EXPORTED = ("tuned", "clgemm", "kernels", "search_seconds", "shapes", "variants")
 FACTS = frozenset({
     "platform", "platform_version", "vendor", "name", "driver_version", "compute_units",
     "simd_bytes",
@@ -36,7 +36,7 @@ def file_name(head: Mapping[str, Any]) -> str:
 
 
 def export(path: Path, to: Path) -> tuple[Path, list[str]]:
-    """Write what was found with this version's kernels, without the trials that did not win.
+    """Write what was found with this version's kernels, without the trials.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def export(path: Path, to: Path) -> tuple[Path, list[str]]:
     found = loaded(path)
     kernels = source.package_hash()
     entries = {
-        name: {key: entry[key] for key in EXPORTED if key in entry} | {"trials": _chosen(entry)}
+        name: {key: entry[key] for key in EXPORTED if key in entry}
         for name, entry in found.entries.items()
         if entry.get("kernels") == kernels
     }
@@ -74,14 +74,6 @@ def export(path: Path, to: Path) -> tuple[Path, list[str]]:
     text = json.dumps(dict(found.head) | {"precisions": entries}, indent=1)
     to.write_text(f"{text}\n", encoding="utf-8")
     return to, list(entries)
-
-
-def _chosen(entry: Mapping[str, Any]) -> list[Any]:
-    """Keep the timings of what was chosen."""
-    chosen, trials = list(entry["choices"].values()), entry.get("trials")
-    if not isinstance(trials, list):
-        return []
-    return [t for t in trials if isinstance(t, dict) and t.get("config") in chosen]
 
 
 def loaded(path: Path) -> Contents:
@@ -124,15 +116,11 @@ def _wrong(found: Contents) -> str:
 def _wrong_entry(name: str, entry: Mapping[str, Any]) -> str:
     if name not in NAMES:
         return f"{name!r} is none of {', '.join(NAMES)}"
-    choices = entry.get("choices")
-    if not isinstance(choices, dict) or set(choices) != set(SIZE_CLASSES):
-        return f"{name} has no choice for each of {', '.join(SIZE_CLASSES)}"
     try:
-        for config in choices.values():
-            config_from_json(config)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return f"a choice of {name} is no family with integer parameters"
-    return ""
+        _, variants = variants_from_json(entry)
+    except NOT_READABLE as error:
+        return f"{name} has no variants with parameters, shapes and times ({error!r})"
+    return "" if variants else f"{name} has no variants"
 
 
 def take_up(found: Contents) -> tuple[Path, list[str]]:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
-SCHEMA = 2
-"""1 named the kernel source once a file, not once an entry."""
+SCHEMA = 3
+"""1 named the kernel source once a file, not once an entry; 2 had one choice for each of three
+classes of sizes, 3 has variants with a model of their times."""
 LEFT_BEHIND_SECONDS = 60.0
 _FILE_NAME = re.compile(r"[0-9a-f]{16}\.json")
 

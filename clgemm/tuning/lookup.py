@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
 from clgemm.kernels import BY_NAME, FAMILIES, source
-from clgemm.problem import PRECISIONS, SIZE_CLASSES
+from clgemm.problem import PRECISIONS
 from clgemm.tuning import nearest
+from clgemm.tuning.model import Model, Variant
 from clgemm.tuning.nearest import Kinship
-from clgemm.tuning.outcome import config_from_json
 from clgemm.tuning.store import Store
+from clgemm.tuning.variants import stored_config, stored_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
 class Tuned:
     """The parameters in use for one precision."""
 
-    choices: Mapping[str, Config]
-    """By size class."""
+    model: Model
+    """The variants, and which of them is the best for a shape."""
     origin: str
     """Where they come from, in words."""
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """The variants' configurations, the best on the whole first."""
+        return tuple(variant.config for variant in self.model.variants)
 
 
 def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily]:
@@ -55,23 +61,24 @@ def store_for(traits: DeviceTraits) -> Store:
 
 
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
-    """Take the first family's default for every size class."""
+    """Take the default of each family that may win: the first one that accepts a problem runs."""
     families = competitors(traits, precision) or [BY_NAME["direct"]]
-    config = families[0].default(traits, precision)
-    return Tuned(dict.fromkeys(SIZE_CLASSES, config), f"defaults of {config.family} ({why})")
+    variants = tuple(Variant(f.default(traits, precision), (), {}) for f in families)
+    names = ", ".join(family.name for family in families)
+    return Tuned(Model(traits, precision.code, {}, variants), f"defaults of {names} ({why})")
 
 
 def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
     """Return what the user's file, or one that ships for such a device, has for a precision."""
     name = entry_name(precision)
-    choices = entry_choices(store.read().get(name), traits, precision)
-    if choices is not None:
-        return Tuned(choices, str(store.path))
+    model = stored_model(store.read().get(name), traits, precision)
+    if model is not None:
+        return Tuned(model, str(store.path))
     for kin in nearest.shipped(traits):
         if kin.kinship is not Kinship.VENDOR:
-            choices = entry_choices(kin.found.entries.get(name), traits, precision)
-            if choices is not None:
-                return Tuned(choices, kin.origin(name))
+            model = stored_model(kin.found.entries.get(name), traits, precision)
+            if model is not None:
+                return Tuned(model, kin.origin(name))
     return None
 
 
@@ -79,7 +86,7 @@ def starting_points(store: Store, traits: DeviceTraits, precision: Precision) ->
     """List configurations that a search had better try first, the most promising first."""
     found: dict[Config, None] = {}
     for entry in _near_entries(store, traits, entry_name(precision)):
-        for data in _items(entry.get("choices")):
+        for data in _items(entry.get("variants")):
             config = stored_config(data, traits, precision)
             if config is not None:
                 found[config] = None
@@ -94,8 +101,8 @@ def _near_entries(store: Store, traits: DeviceTraits, name: str) -> Iterator[Map
             yield entries[name]
 
 
-def _items(choices: Any) -> list[Any]:
-    return list(choices.values()) if isinstance(choices, dict) else []
+def _items(variants: Any) -> list[Any]:
+    return variants if isinstance(variants, list) else []
 
 
 def why_unused(store: Store, traits: DeviceTraits, precision: Precision) -> str:
@@ -103,7 +110,7 @@ def why_unused(store: Store, traits: DeviceTraits, precision: Precision) -> str:
     name = entry_name(precision)
     why, entry = store.why_unused(name), store.read().get(name)
     if entry is not None:
-        usable = entry_choices(entry, traits, precision) is not None
+        usable = stored_model(entry, traits, precision) is not None
         return "" if usable else "the stored configurations cannot run in this version"
     if not why:
         for kin in nearest.other_drivers(store.path.parent, traits):
@@ -142,7 +149,7 @@ def usage(path: Path, name: str, found: Contents, here: Mapping[str, DeviceTrait
         return "not used: no such precision"
     if name != entry_name(precision):
         return f"used {'with' if name.endswith('-fma') else 'without'} CLGEMM_FP32=fma"
-    usable = entry_choices(store_for(traits).read().get(name), traits, precision) is not None
+    usable = stored_model(store_for(traits).read().get(name), traits, precision) is not None
     return "used" if usable else f"not used: {why_unused(store_for(traits), traits, precision)}"
 
 
@@ -150,32 +157,3 @@ def entry_name(precision: Precision) -> str:
     """Name the entry of a precision; with ``CLGEMM_FP32=fma`` other families compete in s and c."""
     fma = precision.real == "float" and not settings.splits_fp32()
     return f"{precision.code}-fma" if fma else precision.code
-
-
-def entry_choices(
-    entry: Any, traits: DeviceTraits, precision: Precision
-) -> dict[str, Config] | None:
-    """Read an entry's choices; None unless each is a configuration that this version can run."""
-    choices = {}
-    for name in SIZE_CLASSES:
-        try:
-            config = stored_config(entry["choices"][name], traits, precision)
-        except (KeyError, TypeError):
-            return None
-        if config is None:
-            return None
-        choices[name] = config
-    return choices
-
-
-def stored_config(data: Any, traits: DeviceTraits, precision: Precision) -> Config | None:
-    """Read a stored configuration; None unless it is a point of a family's space that runs here."""
-    try:
-        config = config_from_json(data)
-        family = BY_NAME[config.family]
-        space = family.space(traits, precision)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return None
-    inside = all(value in space.get(name, ()) for name, value in config.params)
-    good = inside and family.supports(traits, precision)
-    return config if good and family.is_valid(traits, precision, config) else None

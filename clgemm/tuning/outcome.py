@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from clgemm.kernels.family import Config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+
+TRY, RACE, CHECK = "try", "race", "check"
+"""What is done with a candidate: see `Trial.attempt`."""
 
 
 @dataclass(frozen=True)
@@ -17,12 +22,13 @@ class Outcome:
 
     config: Config
     status: str
-    """ok, build (refused by the compiler), run (failed to run), wrong, crash or hang."""
+    """ok, build (refused by the compiler), run (failed to run), wrong, crash, hang, or late (no
+    answer in the little time that the search had)."""
     detail: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds by size class, if ok: the lower quartile, as other processes only ever add."""
-    sizes: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """m, n, k that were timed, by size class."""
+    """Seconds by shape, if ok: the lower quartile, as other processes only ever add."""
+    side: int = 0
+    """Of the square among the shapes, which says what the others are: see `shapes.standard`."""
     spread: dict[str, float] = field(default_factory=dict)
     """By how much the median was above the least time, as a part of it."""
     clock: str = ""
@@ -40,7 +46,7 @@ class Outcome:
             "status": self.status,
             "detail": self.detail,
             "seconds": self.seconds,
-            "sizes": self.sizes,
+            "side": self.side,
             "spread": self.spread,
             "clock": self.clock,
         }
@@ -49,13 +55,12 @@ class Outcome:
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Read what `as_json` wrote."""
         config = config_from_json(data["config"])
-        sizes = {name: (int(m), int(n), int(k)) for name, (m, n, k) in data["sizes"].items()}
         return cls(
             config,
             data["status"],
             data["detail"],
             dict(data["seconds"]),
-            sizes,
+            int(data["side"]),
             dict(data.get("spread", {})),
             data.get("clock", ""),
         )
@@ -69,3 +74,11 @@ def config_as_json(config: Config) -> dict[str, Any]:
 def config_from_json(data: Mapping[str, Any]) -> Config:
     """Read a Config from a stored object."""
     return Config.of(str(data["family"]), data["params"])
+
+
+def medians(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return the median seconds of several races by shape."""
+    return {
+        name: statistics.median(outcome.seconds[name] for outcome in outcomes)
+        for name in outcomes[0].seconds
+    }

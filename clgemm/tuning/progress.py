@@ -7,12 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
-
-    from clgemm.tuning.outcome import Outcome
 
 
 class Progress:
@@ -21,7 +18,6 @@ class Progress:
     def __init__(self, code: str, device: str, budget: float) -> None:
         self._title = f"clgemm: tuning {code}gemm on {device}"
         self._end = time.monotonic() + budget
-        self._real_flops = 8 if code in "cz" else 2
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> Self:
@@ -36,14 +32,11 @@ class Progress:
     ) -> None:
         self._write("")
 
-    def show(self, outcomes: Sequence[Outcome], best: Mapping[str, float]) -> None:
-        """Say how many were tried, the best rate and the time left."""
-        rate = ""
-        if "large" in best:
-            m, n, k = next(o.sizes["large"] for o in outcomes if "large" in o.sizes)
-            rate = f", best {self._real_flops * m * n * k / best['large'] / 1e9:.0f} GFLOP/s"
+    def show(self, tried: int, rate: float) -> None:
+        """Say how many were tried, the best GFLOP/s if there is one, and the time left."""
+        best = f", best {rate:.0f} GFLOP/s" if rate else ""
         left = max(0.0, self._end - time.monotonic())
-        self._write(f"{self._title}: {len(outcomes)} tried{rate}, {left:.0f} s left")
+        self._write(f"{self._title}: {tried} tried{best}, {left:.0f} s left")
 
     def _write(self, text: str) -> None:
         if self._terminal:

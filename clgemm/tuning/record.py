@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from clgemm.tuning.lookup import entry_name, stored_config
-from clgemm.tuning.outcome import Outcome, config_as_json
+from clgemm.tuning.lookup import entry_name
+from clgemm.tuning.outcome import Outcome
+from clgemm.tuning.variants import stored_config, variant_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
+    from clgemm.tuning.model import Model
+    from clgemm.tuning.shapes import Shape
     from clgemm.tuning.store import Store
 
 log = logging.getLogger(__name__)
 
 DEADLY = frozenset({"crash", "hang"})
-RULED_OUT = DEADLY | {"wrong", "build"}  # "run" may have been another program's use of memory
+RULED_OUT = DEADLY | {"wrong", "build"}  # "run" may have been another's use of memory
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Effort:
     """auto, quick or full: see `settings.tune_mode`."""
     seconds: float = 5.0
     """The whole run's budget."""
-    sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    """m, n, k to time, by size class, where they are not to be found."""
+    asked: Mapping[str, Shape] = field(default_factory=dict)
+    """Shapes to go by, by name, in place of the usual ones."""
     keeps_on_interrupt: bool = False
     """Ctrl-C ends the search and keeps what was found, instead of raising KeyboardInterrupt."""
 
@@ -42,8 +45,8 @@ class Effort:
 class Result:
     """What a run found."""
 
-    choices: Mapping[str, Outcome]
-    """By size class."""
+    model: Model
+    """The winners, and which of them is the best for a shape."""
     outcomes: Sequence[Outcome]
     """In the order of the trials."""
     seconds: float
@@ -54,7 +57,8 @@ class Result:
         return {
             "tuned": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "search_seconds": round(self.seconds, 2),
-            "choices": {name: config_as_json(o.config) for name, o in self.choices.items()},
+            "shapes": {name: list(shape) for name, shape in self.model.shapes.items()},
+            "variants": [variant_as_json(variant) for variant in self.model.variants],
             "trials": [outcome.as_json() for outcome in self.outcomes],
         }
 

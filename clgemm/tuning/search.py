@@ -17,7 +17,7 @@ from clgemm.kernels.family import Config
 from clgemm.problem import Gemm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from clgemm.kernels.family import KernelFamily, KernelSpec
     from clgemm.problem import Precision
@@ -103,31 +103,51 @@ class Search:
             self._results.pop(outcome.config, None)  # one failure rules it out
 
     def best(self) -> dict[str, float]:
-        """Return the least seconds so far, by size class."""
+        """Return the least seconds so far, by shape."""
         best: dict[str, float] = {}
         for outcome in self._results.values():
             for name, seconds in outcome.seconds.items():
                 best[name] = min(seconds, best.get(name, seconds))
         return best
 
-    def ranking(self, size_class: str) -> list[Outcome]:
+    def ranking(self, shape: str) -> list[Outcome]:
         """Return the outcomes that are ok, fastest first.
 
         A known good configuration stands unless another one is clearly faster: noise must not
         replace it.
         """
-        timed = [o for o in self._results.values() if size_class in o.seconds]
-        return sorted(timed, key=lambda o: self.weighted(o.config, o.seconds[size_class]))
+        timed = [o for o in self._results.values() if shape in o.seconds]
+        return sorted(timed, key=lambda o: self.weighted(o.config, o.seconds[shape]))
 
     def weighted(self, config: Config, seconds: float) -> float:
         """Return a time with the lead of known good configurations."""
         return seconds * (LEAD if config in self._first else 1)
 
-    def field(self, size_class: str, most: int) -> list[Config]:
+    def finalists(self, most: int) -> list[Config]:
+        """Return those that may be the best somewhere: of each shape, and of each family."""
+        fields = [self.field(shape, most) for shape in self.best()]
+        leaders = [field[0] for field in fields]
+        of_families = []
+        for family in self._families:
+            own = [o for o in self._results.values() if o.config.family == family and o.seconds]
+            of_families += [o.config for o in sorted(own, key=self._behind)[:1]]
+        others = [c for turn in itertools.zip_longest(*fields) for c in turn if c is not None]
+        return list(dict.fromkeys((*leaders, *of_families, *others)))[:most]
+
+    def results(self) -> Mapping[Config, Outcome]:
+        """Return the outcomes of the candidates that are ok."""
+        return self._results
+
+    def _behind(self, outcome: Outcome) -> float:
+        """Tell how far a candidate is from the best, in the shape where it comes closest."""
+        best, times = self.best(), outcome.seconds
+        return min(seconds / max(best[name], LEAST) for name, seconds in times.items())
+
+    def field(self, shape: str, most: int) -> list[Config]:
         """Return at most so many candidates that are too close to the best to tell apart."""
-        ranking = self.ranking(size_class)[:most]
-        best = min((o.seconds[size_class] for o in ranking), default=0.0)
-        return [o.config for o in ranking if o.seconds[size_class] <= best * FIELD]
+        ranking = self.ranking(shape)[:most]
+        best = min((o.seconds[shape] for o in ranking), default=0.0)
+        return [o.config for o in ranking if o.seconds[shape] <= best * FIELD]
 
     def propose(self) -> Proposal | None:
         """Return the next candidate, None when nothing is left to try."""
@@ -154,15 +174,10 @@ class Search:
                 yield Proposal(config, effort)
 
     def _better_half(self, configs: list[Config]) -> list[Config]:
-        """Keep those that come closest to the best in some size class."""
-        best = self.best()
-
-        def behind(config: Config) -> float:
-            times = self._results[config].seconds
-            return min(seconds / max(best[name], LEAST) for name, seconds in times.items())
-
+        """Keep those that come closest to the best in some shape."""
         timed = [c for c in configs if c in self._results and self._results[c].seconds]
-        return sorted(timed, key=behind)[: len(configs) // 2]
+        order = sorted(timed, key=lambda c: self._behind(self._results[c]))
+        return order[: len(configs) // 2]
 
     def _walk(self) -> Iterator[Proposal]:
         """Try the neighbourhood of the best, and now and then the sample, until nothing is left."""
@@ -178,12 +193,12 @@ class Search:
         return (c for c in configs if c not in self._tried)
 
     def _neighbours(self) -> Iterator[Config]:
-        """Yield what differs from a size class' best in one parameter, then in two.
+        """Yield what differs from a shape's best in one parameter, then in two.
 
         Of the former those come first whose kernels are built, as only their plan differs: where a
         build takes a second, several of them are tried in its place.
         """
-        leaders = [self.ranking(size_class)[0].config for size_class in self.best()]
+        leaders = [self.ranking(shape)[0].config for shape in self.best()]
         near = [config for leader in leaders for config in self._near(leader, 1)]
         built = {self._kernels(config) for config in self._results}
         yield from sorted(near, key=lambda config: self._kernels(config) not in built)

@@ -14,18 +14,17 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import Checker
-from clgemm.tuning.course import Course, Size, WrongResultError
-from clgemm.tuning.outcome import Outcome, config_from_json
+from clgemm.tuning.course import Course, WrongResultError
+from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_from_json
+from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from clgemm.kernels.family import Config
     from clgemm.runtime.session import Session
@@ -42,8 +41,10 @@ class Trial:
         The device; nothing else may use it meanwhile.
     precision : Precision
         Of the products.
-    sizes : mapping, optional
-        m, n, k to time, by size class; those left out are found at the first candidate.
+    asked : mapping, optional
+        Shapes that every candidate is timed with, by name: see `Course`.
+    side : int
+        Of the square among the other shapes; found at the first candidate if it is not known.
     clock : str, optional
         Whose clock counts; found at the first candidate if it is not known.
     """
@@ -52,15 +53,16 @@ class Trial:
         self,
         session: Session,
         precision: Precision,
-        sizes: Mapping[str, Size] | None = None,
+        asked: Mapping[str, Shape] | None = None,
+        side: int = 0,
         clock: str = "",
     ) -> None:
         self._session = session
-        self._course = Course(session, precision, sizes or {}, clock)
+        self._course = Course(session, precision, asked, side, clock)
         self._checker = Checker(session, precision)
 
     def attempt(
-        self, config: Config, best: Mapping[str, float], *, every: bool, seconds: float = 0.04
+        self, config: Config, best: Mapping[str, float], *, task: str = TRY, seconds: float = 0.04
     ) -> Outcome:
         """Try one candidate.
 
@@ -69,20 +71,25 @@ class Trial:
         config : Config
             The candidate.
         best : mapping
-            Seconds of the best so far by size class; what is much slower is not timed to the end.
-        every : bool
-            Check all transposes and time nothing: what a winner must pass.
+            Seconds of the best so far by shape; what is much slower is not timed to the end.
+        task : str
+            `TRY`: check it, then time it with the shapes that the search goes by.
+            `RACE`: time it, which was tried before, with every shape.
+            `CHECK`: check all transposes and time nothing: what a winner must pass.
         seconds : float
-            How long to time each size.
+            How long to time each shape.
         """
         try:
             with sessions.translated_errors(str(config)):
-                mismatch = self._checker.mismatch(config, every=every)
+                every = task == CHECK
+                mismatch = "" if task == RACE else self._checker.mismatch(config, every=every)
                 if mismatch:
                     return Outcome(config, "wrong", mismatch)
+                times = {}
                 if every:
                     self._keep(config)
-                times = {} if every else self._course.time(config, best, seconds)
+                else:
+                    times = self._course.time(config, best, seconds, every=task == RACE)
         except WrongResultError as error:
             return Outcome(config, "wrong", str(error))
         except BuildError as error:
@@ -94,7 +101,7 @@ class Trial:
             "ok",
             "",
             {name: timed.quartile for name, timed in times.items()},
-            dict(self._course.sizes),
+            self._course.side,
             {name: round(timed.spread, 4) for name, timed in times.items()},
             self._course.stopwatch.clock,
         )
@@ -106,46 +113,10 @@ class Trial:
             for spec in self._checker.kernels(config):
                 self._session.programs.keep(spec, binaries)
 
-    def race(
-        self, configs: Sequence[Config], size_class: str, rounds: int, seconds: float
-    ) -> list[float]:
-        """Time candidates in turns, so that what disturbs one disturbs all.
-
-        Parameters
-        ----------
-        configs : sequence of Config
-            Candidates that were timed before.
-        size_class : str
-            Where they compete.
-        rounds : int
-            Turns of each.
-        seconds : float
-            Length of a turn.
-
-        Returns
-        -------
-        list of float
-            Seconds of each: the median of its turns' lower quartiles, infinity if it was wrong.
-        """
-        turns: list[list[float]] = [[] for _ in configs]
-        for _ in range(rounds):
-            for config, times in zip(configs, turns, strict=True):
-                try:
-                    timed = self._course.time_class(config, size_class, seconds=seconds)
-                except WrongResultError:
-                    timed = None
-                times.append(float("inf") if timed is None else timed.quartile)
-        return [
-            max(times) if max(times) == float("inf") else float(np.median(times)) for times in turns
-        ]
-
 
 def _answer(trial: Trial, order: Mapping[str, Any]) -> dict[str, Any]:
-    if order["do"] == "race":
-        configs = [config_from_json(data) for data in order["configs"]]
-        return {"seconds": trial.race(configs, order["size"], order["rounds"], order["seconds"])}
     config = config_from_json(order["config"])
-    outcome = trial.attempt(config, order["best"], every=order["every"], seconds=order["seconds"])
+    outcome = trial.attempt(config, order["best"], task=order["do"], seconds=order["seconds"])
     return outcome.as_json()
 
 
@@ -165,16 +136,14 @@ def serve(orders: Iterable[str], answers: Any) -> int:
             if found.traits.fingerprint() != order["fingerprint"]:
                 return WRONG_DEVICE
             session = sessions.open_session(found)
-            trial = Trial(session, PRECISIONS[order["precision"]], _sizes(order), order["clock"])
+            asked = {name: Shape(*sizes) for name, sizes in order["asked"].items()}
+            precision = PRECISIONS[order["precision"]]
+            trial = Trial(session, precision, asked, order["side"], order["clock"])
             reply: dict[str, Any] = {"ready": True}
         else:
             reply = _answer(trial, order)
         print(json.dumps(reply), file=answers, flush=True)
     return 0
-
-
-def _sizes(order: Mapping[str, Any]) -> dict[str, Size]:
-    return {name: (int(m), int(n), int(k)) for name, (m, n, k) in order["sizes"].items()}
 
 
 def main() -> int:

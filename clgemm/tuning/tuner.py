@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 def config_for(session: Session, problem: Gemm) -> Config:
     """Return the configuration that a problem runs with; the first call may search."""
     tuned = session.tuned.get(problem.precision) or tuned_for(session, problem.precision)
-    config = tuned.choices[problem.size_class]
-    if config.family not in session.refused and BY_NAME[config.family].accepts(problem):
+    config = tuned.model.choose(problem, session.refused)
+    if config is not None:
         return config
     traits, precision = session.traits, PRECISIONS[problem.precision]
     families = (*competitors(traits, precision), BY_NAME["direct"])  # direct takes anything
@@ -149,6 +149,6 @@ def _campaign(session: Session, precision: Precision, store: Store, effort: Effo
 def _store(store: Store, precision: Precision, result: Result) -> Tuned:
     written = store.write(entry_name(precision), result.entry())
     if written:
-        vetting.remember(store, precision, (o.config for o in result.choices.values()))
+        vetting.remember(store, precision, (v.config for v in result.model.variants))
     origin = str(store.path) if written else "found by this process, not stored"
-    return Tuned({name: o.config for name, o in result.choices.items()}, f"tuned: {origin}")
+    return Tuned(result.model, f"tuned: {origin}")

@@ -16,8 +16,8 @@ from clgemm.errors import BuildError, ClgemmError, ClgemmWarning
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import Checker
 from clgemm.tuning.files import replace
-from clgemm.tuning.lookup import stored_config
 from clgemm.tuning.outcome import config_as_json
+from clgemm.tuning.variants import stored_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +79,7 @@ def fault(session: Session, precision: Precision, store: Store, tuned: Tuned) ->
         The parameters.
     """
     passed = _passed(store)
-    new = [c for c in dict.fromkeys(tuned.choices.values()) if _name(c, precision) not in passed]
+    new = [c for c in tuned.configs if _name(c, precision) not in passed]
     if not new:
         return ""
     killers = [stored_config(x, session.traits, precision) for x in store.interrupted()]

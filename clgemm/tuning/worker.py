@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from clgemm.errors import TuningError
-from clgemm.tuning.outcome import Outcome, config_as_json
+from clgemm.tuning.outcome import TRY, Outcome, config_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
     from clgemm.kernels.family import Config
+    from clgemm.tuning.shapes import Shape
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,8 @@ class Worker:
         Its fingerprint, so that the child works on the same one.
     precision : str
         BLAS letter.
-    sizes : mapping, optional
-        m, n, k to time, by size class; the child finds those left out.
+    asked : mapping, optional
+        Shapes to go by, by name: see `Course`.
     """
 
     command: ClassVar[tuple[str, ...]] = ("-m", "clgemm.tuning.trial")
@@ -67,13 +68,14 @@ class Worker:
         device: int,
         fingerprint: str,
         precision: str,
-        sizes: Mapping[str, tuple[int, int, int]] | None = None,
+        asked: Mapping[str, Shape] | None = None,
     ) -> None:
         self._hello = {
             "device": device,
             "fingerprint": fingerprint,
             "precision": precision,
-            "sizes": dict(sizes or {}),
+            "asked": dict(asked or {}),
+            "side": 0,
             "clock": "",
         }
         self._child: subprocess.Popen[str] | None = None
@@ -96,7 +98,7 @@ class Worker:
         config: Config,
         best: Mapping[str, float],
         *,
-        every: bool,
+        task: str = TRY,
         limit: float,
         seconds: float = 0.04,
     ) -> Outcome:
@@ -119,10 +121,9 @@ class Worker:
         """
         answer = self._ask(
             {
-                "do": "attempt",
+                "do": task,
                 "config": config_as_json(config),
                 "best": dict(best),
-                "every": every,
                 "seconds": seconds,
             },
             limit,
@@ -131,25 +132,10 @@ class Worker:
             return Outcome(config, answer.status, answer.detail)
         outcome = Outcome.from_json(answer)
         if outcome.clock:  # a child after this one measures alike
-            self._hello |= {"sizes": outcome.sizes, "clock": outcome.clock}
+            self._hello |= {"side": outcome.side, "clock": outcome.clock}
         if outcome.status == "run":
             self.stop()  # a context in which a launch failed may fail every later one
         return outcome
-
-    def race(
-        self, configs: Sequence[Config], size_class: str, *, limit: float,
-        rounds: int = 5, seconds: float = 0.03,
-    ) -> list[float] | NoAnswer:  # fmt: skip
-        """Time candidates in turns; see `Trial.race`, and `attempt` for `limit`."""
-        order = {
-            "do": "race",
-            "configs": [config_as_json(c) for c in configs],
-            "size": size_class,
-            "rounds": rounds,
-            "seconds": seconds,
-        }
-        answer = self._ask(order, limit)
-        return answer if isinstance(answer, NoAnswer) else [float(x) for x in answer["seconds"]]
 
     def start(self) -> None:
         """Start the child if there is none and let it open the device.
