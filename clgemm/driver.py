@@ -14,7 +14,9 @@ import numpy as np
 from clgemm import host, settings, transfer
 from clgemm.errors import BuildError
 from clgemm.execute import Ready, slots
+from clgemm.flow import Arrays
 from clgemm.kernels import BY_NAME
+from clgemm.pipeline import Pipeline, must_copy
 from clgemm.problem import BY_DTYPE, Operand, address_of, describe, layout_of
 from clgemm.route import route
 from clgemm.runtime import session as sessions
@@ -36,7 +38,7 @@ KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over r
 class Known(NamedTuple):
     """What was decided for all calls whose arrays have the same shapes and strides."""
 
-    ready: Ready | Literal["host"]
+    ready: Ready | Pipeline | Literal["host"]
     problem: Gemm
     turned: bool
     """C is row-major: op(B).T is the first operand and op(A).T the second."""
@@ -116,10 +118,11 @@ def _on_session(
     if known.turned:
         a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
     try:
-        a_arg, b_arg = transfer.place(session, a), transfer.place(session, b)
-        c_arg = transfer.place(session, c, read=beta != 0)
-        known.ready.run(slots(known.problem, alpha, beta, a_arg, b_arg, c_arg))
-        transfer.fetch(session, c_arg, c)
+        if isinstance(known.ready, Pipeline):
+            known.ready.run(Arrays(alpha, a, b, beta, c))
+            return
+        places = [transfer.share(session, x) for x in (a, b, c)]
+        known.ready.run(slots(known.problem, alpha, beta, *places))
     except session.cl.Error as error:
         raise sessions.translated(error, known.name(session)) from error
 
@@ -181,13 +184,12 @@ def _decide(
         # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
         a, b, c = b.turned, a.turned, c.swapaxes(-1, -2)
     problem = describe(a, b, c, reads_c=reads_c)
-    if not session.traits.unified_memory:
-        problem = problem.dense()
-    ready: Ready | Literal["host"] = HOST
-    if route(session.traits, problem, wish) != HOST:
+    ready: Ready | Pipeline | Literal["host"] = HOST
+    if route(problem, wish) != HOST:
         session.require(precision)
         with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
-            ready = build(session, problem)
+            copies = must_copy(session, problem)
+            ready = Pipeline(session, problem, build) if copies else build(session, problem)
     return Known(ready, problem, turned, precision.is_complex)
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm
     from clgemm.runtime.opencl import cl
     from clgemm.runtime.session import Session
+    from clgemm.runtime.workspace import QueueWorkspace
 
 
 Values = tuple[complex, complex, Any, Any, Any]
@@ -52,7 +53,8 @@ class Ready:
     def __init__(self, session: Session, plan: Plan) -> None:
         self._session = session
         self._enqueue = opencl.load().enqueue_nd_range_kernel
-        self._scratch_bytes = plan.scratch_bytes
+        self.scratch_bytes = plan.scratch_bytes
+        """Scratch memory that it needs."""
         self._counts = plan.counts
         self._launches: list[_Launch] = [
             (
@@ -65,7 +67,13 @@ class Ready:
             for step in plan.steps
         ]
 
-    def enqueue(self, values: Values, queue: cl.CommandQueue, wait_for: list[cl.Event]) -> cl.Event:
+    def enqueue(
+        self,
+        values: Values,
+        queue: cl.CommandQueue,
+        wait_for: list[cl.Event],
+        workspace: QueueWorkspace | None = None,
+    ) -> cl.Event:
         """Launch every step on a queue of the caller's and wait for none.
 
         Parameters
@@ -76,6 +84,8 @@ class Ready:
             In the session's context.
         wait_for : list of cl.Event
             What must have ended before the first step.
+        workspace : QueueWorkspace, optional
+            By default what calls on the queue share.
 
         Returns
         -------
@@ -84,9 +94,9 @@ class Ready:
         """
         session = self._session
         with session.lock:
-            shared = session.workspace_of(queue)
+            shared = workspace or session.workspace_of(queue)
             waits = [*wait_for, *shared.last]
-            scratch = shared.scratch(self._scratch_bytes) if self._scratch_bytes else None
+            scratch = shared.scratch(self.scratch_bytes) if self.scratch_bytes else None
             counters = None
             if self._counts:
                 counters, waits = shared.counters(queue, waits)
@@ -114,7 +124,7 @@ class Ready:
         try:
             with session.lock:
                 # Held until the last launch has ended: another call may replace the scratch memory.
-                scratch = workspace.scratch(self._scratch_bytes) if self._scratch_bytes else None
+                scratch = workspace.scratch(self.scratch_bytes) if self.scratch_bytes else None
                 counters, cell = workspace.counter() if self._counts else (None, 0)
                 bound = (*values, scratch, counters, cell)
                 for kernel, global_size, local_size, constants, named in self._launches:

@@ -113,6 +113,13 @@ class Gemm(NamedTuple):
         )
         return max(spans) * PRECISIONS[self.precision].itemsize
 
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of the three operands without gaps; a stack of one matrix repeated counts once."""
+        a = self.m * self.k * (self.batch if self.stride_a else 1)
+        b = self.k * self.n * (self.batch if self.stride_b else 1)
+        return (a + b + self.m * self.n * self.batch) * PRECISIONS[self.precision].itemsize
+
     def dense(self) -> Gemm:
         """Tell how the same problem looks after its matrices were copied without gaps."""
         a_shape = (self.k, self.m) if self.trans_a else (self.m, self.k)

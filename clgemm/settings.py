@@ -20,6 +20,7 @@ FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may t
 TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
+DEFAULT_STAGING_MB = 128.0
 
 
 @lru_cache(maxsize=64)
@@ -48,6 +49,38 @@ def tune_seconds() -> float:
         )
         return DEFAULT_TUNE_SECONDS
     return seconds
+
+
+def staging_bytes() -> int:
+    """``CLGEMM_STAGING_MB``: pinned memory that copies to and from a device may go through."""
+    megabytes = _megabytes("CLGEMM_STAGING_MB", f"{DEFAULT_STAGING_MB:g} is used")
+    return int((DEFAULT_STAGING_MB if megabytes is None else megabytes) * 2**20)
+
+
+def device_memory_bytes() -> int | None:
+    """``CLGEMM_DEVICE_MEMORY_MB``: device memory that copied operands and scratch may take.
+
+    Returns
+    -------
+    int or None
+        None if it is not set: as much as the device has.
+    """
+    megabytes = _megabytes("CLGEMM_DEVICE_MEMORY_MB", "it is ignored")
+    return None if megabytes is None else int(megabytes * 2**20)
+
+
+def _megabytes(name: str, otherwise: str) -> float | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        megabytes = float(text)
+    except ValueError:
+        megabytes = -1.0
+    if not 0 <= megabytes < float("inf"):
+        _warn_once(f"{name}={text!r} is no number of megabytes; {otherwise}")
+        return None
+    return megabytes
 
 
 def _choice(name: str, allowed: tuple[str, ...]) -> str:

@@ -13,6 +13,8 @@ from clgemm.problem import layout_of
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from clgemm.runtime.session import Session
@@ -85,6 +87,36 @@ def place(session: Session, x: NDArray[Any], *, read: bool = True) -> Any:
     if read:
         return upload(session, x)
     return cl.Buffer(session.context, cl.mem_flags.READ_WRITE, dense_bytes(x))
+
+
+def parts(x: NDArray[Any], most: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Cut a stack into parts that lie one after the other in device memory without gaps.
+
+    Parameters
+    ----------
+    x : ndarray of shape (batch, rows, columns)
+        In the order in which its elements are to lie: the last axis varies fastest.
+    most : int
+        Bytes of the largest part.
+
+    Yields
+    ------
+    tuple of int and ndarray
+        The bytes before a part, and the view of it.
+    """
+    offset = 0
+    for axis in range(x.ndim):
+        unit = x[(0,) * (axis + 1)].nbytes  # bytes of what one index of this axis holds
+        if unit <= most:
+            break
+    for index in np.ndindex(x.shape[:axis]):
+        line = x[index]
+        count = -(-line.nbytes // (most // unit * unit))
+        step = -(-len(line) // count)
+        for start in range(0, len(line), step):
+            part = line[start : start + step]
+            yield offset, part
+            offset += part.nbytes
 
 
 def fetch(session: Session, memory: Any, x: NDArray[Any]) -> None:

@@ -26,6 +26,10 @@ LAYERS = (
     "kernels",
     "runtime",
     "execute transfer host",
+    "slices",
+    "cuts",
+    "flow",
+    "pipeline",
     "tuning",
     "route",
     "driver",
@@ -38,7 +42,7 @@ LAYERS = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms.split()}
 
 KERNELS_MAY_IMPORT = {"kernels", "problem", "traits", "errors", "settings"}
-SEES_OPENCL = {"runtime", "transfer", "execute", "ghosts", "device_arrays"}
+SEES_OPENCL = {"runtime", "transfer", "execute", "flow", "ghosts", "device_arrays"}
 
 
 class Import(NamedTuple):

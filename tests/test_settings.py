@@ -10,7 +10,9 @@ from helpers import heard, quiet
 
 from clgemm import settings
 
-NAMES = ("DEVICE", "TUNE", "TUNE_SECONDS", "ROUTE", "CACHE_DIR")
+NAMES = (
+    "DEVICE", "TUNE", "TUNE_SECONDS", "ROUTE", "CACHE_DIR", "STAGING_MB", "DEVICE_MEMORY_MB",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,8 @@ def test_defaults():
     assert quiet(settings.tuning_enabled) is True
     assert quiet(settings.tune_mode) == "auto"
     assert quiet(settings.route) == "auto"
+    assert quiet(settings.staging_bytes) == settings.DEFAULT_STAGING_MB * 2**20
+    assert quiet(settings.device_memory_bytes) is None
     assert quiet(settings.cache_dir) == Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
 
 
@@ -38,6 +42,8 @@ def test_an_empty_value_is_the_default(name, monkeypatch):
         "TUNE_SECONDS": settings.tune_seconds,
         "ROUTE": settings.route,
         "CACHE_DIR": settings.cache_dir,
+        "STAGING_MB": settings.staging_bytes,
+        "DEVICE_MEMORY_MB": settings.device_memory_bytes,
     }[name]
     default = read()
     monkeypatch.setenv(f"CLGEMM_{name}", "")
@@ -64,6 +70,9 @@ def test_an_empty_value_is_the_default(name, monkeypatch):
         ("ROUTE", "Device", settings.route, "device"),
         ("ROUTE", "auto", settings.route, "auto"),
         ("CACHE_DIR", "/some/where", settings.cache_dir, Path("/some/where")),
+        ("STAGING_MB", " 12 ", settings.staging_bytes, 12 << 20),
+        ("STAGING_MB", "0", settings.staging_bytes, 0),
+        ("DEVICE_MEMORY_MB", "0.5", settings.device_memory_bytes, 1 << 19),
     ],
 )
 def test_values(name, text, read, want, monkeypatch):
@@ -80,6 +89,11 @@ def test_values(name, text, read, want, monkeypatch):
         *(
             ("TUNE_SECONDS", text, settings.tune_seconds, settings.DEFAULT_TUNE_SECONDS)
             for text in ("soon", "0", "-1", "nan", "inf", "5 s")
+        ),
+        ("STAGING_MB", "-1", settings.staging_bytes, int(settings.DEFAULT_STAGING_MB * 2**20)),
+        *(
+            ("DEVICE_MEMORY_MB", text, settings.device_memory_bytes, None)
+            for text in ("2 GB", "-1", "nan", "inf")
         ),
     ],
 )

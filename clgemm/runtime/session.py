@@ -21,6 +21,8 @@ from clgemm import settings
 from clgemm.errors import DeviceError
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
+from clgemm.runtime.copiers import Copiers
+from clgemm.runtime.memory import DeviceMemory, is_short_of_memory
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
 from clgemm.runtime.workspace import QueueWorkspace, Workspace
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.lookup import Tuned
 
-OUT_OF_MEMORY = frozenset({
-    "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
-    "OUT_OF_HOST_MEMORY",
-})  # fmt: skip
 MANY_QUEUES = 64
 
 
@@ -90,6 +88,9 @@ class Session:
         """One entry for each call that is on the device now."""
         self.workspace = Workspace(self.context, system_svm=self.traits.system_svm)
         """Scratch memory and counters; hold `lock` from asking for them until the launch."""
+        self.memory = DeviceMemory(self.context, self.traits.max_allocation)
+        """Device memory of calls that copy; `copiers` carries what goes there and back."""
+        self.copiers = Copiers(self.context, self.memory, self.running)
 
     def __str__(self) -> str:
         return self.traits.describe()
@@ -128,7 +129,7 @@ def translated(error: Any, where: str) -> DeviceError | MemoryError:
         What was being done, on which device.
     """
     code = opencl.error_name(error)
-    if code in OUT_OF_MEMORY:
+    if is_short_of_memory(error):
         return MemoryError(
             f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
             "CLGEMM_ROUTE=host"

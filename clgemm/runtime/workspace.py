@@ -98,11 +98,13 @@ class QueueWorkspace:
     ----------
     context : cl.Context
         The queue's.
+    scratch : cl.Buffer, optional
+        Scratch memory to begin with.
     """
 
-    def __init__(self, context: cl.Context) -> None:
+    def __init__(self, context: cl.Context, scratch: cl.Buffer | None = None) -> None:
         self._context = context
-        self._scratch: cl.Buffer | None = None
+        self._scratch = scratch
         self._counters: cl.Buffer | None = None
         self.last: list[cl.Event] = []
         """The last launch of the last call."""

@@ -1,0 +1,50 @@
+"""What is kept between calls is given back when no call comes for some seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class IdleTimer:
+    """Runs an action, in a thread of its own, when it has not been touched for a while.
+
+    The thread is there only while there is something to wait for, and ends with the interpreter.
+
+    Parameters
+    ----------
+    seconds : float
+        How long is a while.
+    action : callable
+        Without arguments.
+    """
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._waits = False
+
+    def touch(self) -> None:
+        """Start, or start again, to wait."""
+        with self._lock:
+            self._due = time.monotonic() + self._seconds
+            if self._waits:
+                return
+            self._waits = True
+        threading.Thread(target=self._run, name="clgemm idle timer", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                rest = self._due - time.monotonic()
+                if rest <= 0:
+                    self._waits = False
+                    break
+            time.sleep(rest)
+        self._action()

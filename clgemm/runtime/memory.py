@@ -1,0 +1,130 @@
+"""Device memory of calls that copy: kept between calls, counted, and never more than allowed."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clgemm.runtime import opencl
+from clgemm.runtime.opencl import cl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+OUT_OF_MEMORY = frozenset({
+    "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
+    "OUT_OF_HOST_MEMORY",
+})  # fmt: skip
+SMALLEST = 4096  # bytes
+IDLE_SHARE = 4  # one part in so many of what is allowed may lie idle
+
+
+def is_short_of_memory(error: BaseException | None) -> bool:
+    """Tell whether an OpenCL call failed for want of memory."""
+    return isinstance(error, cl.Error) and opencl.error_name(error) in OUT_OF_MEMORY
+
+
+def rounded(size: int) -> int:
+    """Round a buffer's size up by at most an eighth: calls of near sizes share buffers."""
+    grain = 1 << max(size.bit_length() - 4, 0)
+    return max(SMALLEST, -(-size // grain) * grain)
+
+
+class DeviceMemory:
+    """Buffers of one context, in use or idle.
+
+    Parameters
+    ----------
+    context : cl.Context
+        Of one device.
+    largest : int
+        Bytes of the largest buffer that the device allows.
+    """
+
+    def __init__(self, context: cl.Context, largest: int) -> None:
+        self._context = context
+        self._largest = largest
+        self._changed = threading.Condition()
+        self._idle: list[cl.Buffer] = []
+        self.used = 0
+        """Bytes of buffers in use."""
+        self.idle = 0
+        """Bytes of buffers that wait for their next use."""
+        self.peak = 0
+        """The most that both were together."""
+
+    @contextmanager
+    def lease(self, sizes: Sequence[int], limit: int) -> Iterator[list[cl.Buffer]]:
+        """Give buffers of at least these sizes, and take them back.
+
+        Waits while other calls use so much that the limit would be passed.  A call gets all of its
+        buffers at once, so no two wait for each other.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Bytes of each buffer; together at most `limit`.
+        limit : int
+            Bytes that may be in use and idle together.
+
+        Raises
+        ------
+        cl.Error
+            If the device has no memory for them.
+        """
+        wanted = [rounded(size) for size in sizes]
+        if sum(wanted) > limit or max(wanted, default=0) > self._largest:
+            wanted = list(sizes)
+        total = sum(wanted)
+        taken: list[cl.Buffer] = []
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: not self.used or self.used + total <= limit)
+                for size in wanted:
+                    taken.append(self._take(size, limit))  # noqa: PERF401 - some, if one fails
+            yield taken
+        finally:
+            with self._changed:
+                self._put_back(taken, limit)
+
+    def _take(self, size: int, limit: int) -> cl.Buffer:
+        buffer = next((x for x in self._idle if x.size == size), None)
+        if buffer is not None:
+            self._idle.remove(buffer)
+            self.idle -= size
+        else:
+            self._evict(limit - self.used - size)
+            buffer = self._allocate(size)
+        self.used += size
+        self.peak = max(self.peak, self.used + self.idle)
+        return buffer
+
+    def _allocate(self, size: int) -> cl.Buffer:
+        try:
+            return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+        except cl.Error as error:
+            if not (self._idle and is_short_of_memory(error)):
+                raise
+        self._evict(0)
+        return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
+
+    def _put_back(self, buffers: list[cl.Buffer], limit: int) -> None:
+        for buffer in buffers:
+            self.used -= buffer.size
+            self.idle += buffer.size
+            self._idle.append(buffer)
+        self._evict(limit // IDLE_SHARE)
+        self._changed.notify_all()
+
+    def _evict(self, allowed: int) -> None:
+        """Release idle buffers, the longest idle first, until at most so many bytes are idle."""
+        while self._idle and self.idle > allowed:
+            buffer = self._idle.pop(0)
+            self.idle -= buffer.size
+            buffer.release()
+
+    def trim(self) -> None:
+        """Release what is idle."""
+        with self._changed:
+            self._evict(0)

@@ -1,0 +1,148 @@
+"""Cuts of a problem: every product once and in order, within the memory given, with few copies."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from clgemm import cuts
+from clgemm.problem import PRECISIONS, Gemm
+from clgemm.slices import OPERANDS, SLOTS, Cut, Schedule
+
+MB = 1 << 20
+
+
+def gemm(m, n, k, code="s", *, batch=1, repeats="", reads_c=False, trans=""):
+    """Describe a product of dense matrices; a name in `repeats` is a stack of one matrix."""
+    a, b = (k, m) if "a" in trans else (m, k), (n, k) if "b" in trans else (k, n)
+    stack = batch > 1
+    return Gemm(
+        code, m, n, k, batch,
+        "a" in trans, False, a[0], m * k * (stack and "a" not in repeats),
+        "b" in trans, False, b[0], k * n * (stack and "b" not in repeats),
+        m, m * n * stack, reads_c,
+    )  # fmt: skip
+
+
+PROBLEMS = {
+    "square": gemm(700, 700, 700),
+    "odd": gemm(531, 377, 291, "z", reads_c=True),
+    "tall": gemm(5000, 30, 40, trans="a"),
+    "wide": gemm(20, 6000, 35, "d", trans="b"),
+    "deep": gemm(19, 23, 9000, "c", reads_c=True),
+    "a column": gemm(4000, 1, 300),
+    "one": gemm(1, 1, 1),
+    "stack": gemm(60, 50, 40, batch=37, reads_c=True),
+    "stack with one a": gemm(60, 50, 40, batch=37, repeats="a"),
+    "stack of one b each": gemm(200, 210, 220, batch=3, repeats="b"),
+}
+ROOMS = (4 << 10, 50 << 10, 300 << 10, 2 * MB, 64 * MB)
+
+
+def scratch(g):
+    """Ask for as much as packed operands would."""
+    return (g.m * g.k + g.k * g.n) * g.batch * PRECISIONS[g.precision].itemsize // 2
+
+
+def covered(schedule):
+    """Count how often each (matrix, row, column, p) is multiplied."""
+    g = schedule.problem
+    count = np.zeros((g.batch, g.m, g.n), int)
+    for step in schedule.steps:
+        assert step.a.rows == step.c.rows
+        assert step.b.columns == step.c.columns
+        assert step.a.columns == step.b.rows
+        where = tuple(slice(*x) for x in (step.c.batch, step.c.rows, step.c.columns))
+        begun = count[where] == step.a.columns.start
+        assert begun.all(), "the parts of a sum come in order"
+        assert step.begins == (step.a.columns.start == 0)
+        count[where] += step.a.columns.size
+        assert step.ends == bool((count[where] == g.k).all())
+    return count
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_product_is_done_once_within_the_memory(name, room):
+    g = PROBLEMS[name]
+    largest = room // 2
+    schedule = cuts.plan(g, room, largest, scratch)
+    smallest = 3 * PRECISIONS[g.precision].itemsize * 16 * 16
+    if schedule is None:
+        assert room < 4 * smallest
+        return
+    assert (covered(schedule) == g.k).all()
+    needed = max(scratch(x) for x in schedule.gemms)
+    sizes = [size for _, size in schedule.buffers]
+    assert sum(sizes) + needed <= room
+    assert max(*sizes, needed) <= largest
+
+
+@pytest.mark.parametrize("cut", [
+    Cut(1, 256, 700, 700), Cut(1, 700, 256, 700), Cut(1, 256, 300, 700), Cut(1, 256, 300, 80),
+    Cut(1, 700, 300, 80), Cut(1, 256, 700, 80), Cut(1, 700, 700, 80), Cut(1, 700, 700, 700),
+])  # fmt: skip
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("slots", [1, 2, SLOTS])
+@pytest.mark.parametrize("repeats", ["", "a"])
+def test_loads_are_as_counted_and_slots_change_hands(cut, by_columns, slots, repeats):
+    g = gemm(700, 700, 700, batch=2 if repeats else 1, repeats=repeats)
+    schedule = Schedule(g, cut._replace(by_columns=by_columns), slots)
+    for name in OPERANDS:
+        loads = schedule.loads[name]
+        assert len(loads) == schedule.visits[name]
+        assert max(load.slot for load in loads) == schedule.slots_of(name) - 1
+        assert max(load.tile.size for load in loads) == schedule.sizes[name]
+        for load, after in itertools.pairwise(loads):
+            assert load.tile != after.tile
+            assert load.last + 1 == after.first
+        for load in loads[schedule.slots_of(name) :]:
+            assert loads[load.before].slot == load.slot
+            assert all(x.slot != load.slot for x in loads[load.before + 1 : loads.index(load)])
+        for number, step in enumerate(schedule.steps):
+            assert loads[schedule.uses[number][name]].tile == getattr(step, name)
+
+
+def test_what_fits_goes_to_the_device_once():
+    for name, g in PROBLEMS.items():
+        schedule = cuts.plan(g, 1 << 30, 1 << 29, scratch)
+        moved = sum(load.tile.size for name in OPERANDS for load in schedule.loads[name])
+        assert moved * PRECISIONS[g.precision].itemsize == g.operand_bytes, name
+
+
+def test_large_problems_that_fit_are_cut_into_panels():
+    """So that copies in both directions overlap with kernels."""
+    square = cuts.plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
+    assert square.cut.m == square.cut.k == 8192
+    assert 3 <= len(square.steps) <= 16
+    tall = cuts.plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
+    assert tall.cut.n == tall.cut.k == 500
+    assert len(tall.steps) > 1
+    assert len(cuts.plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).steps) == 1
+    stack = cuts.plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
+    assert 3 <= len(stack.steps) <= 30
+
+
+def test_what_does_not_fit_is_read_again_as_rarely_as_can_be():
+    """Forty thousand squared in 2 GB: each operand is longer than three times the memory."""
+    g = gemm(40_000, 40_000, 40_000)
+    schedule = cuts.plan(g, 2000 * MB, 2000 * MB, lambda g: 2 * scratch(g))
+    moved = sum(schedule.sizes[name] * schedule.visits[name] for name in "ab") * 4
+    assert moved < 5 * (2 * g.m * g.k * 4)
+    assert len(schedule.gemms) <= 16
+
+
+def test_steps_are_described_without_gaps():
+    g = gemm(700, 500, 300, "d", reads_c=False, trans="a")._replace(
+        lda=999, offset_b=7, conj_b=True
+    )
+    schedule = Schedule(g, Cut(1, 256, 500, 200))
+    assert [x.reads_c for x in map(schedule.gemm, schedule.steps[:2])] == [False, True]
+    first, rest = schedule.gemm(schedule.steps[0]), schedule.gemm(schedule.steps[-1])
+    assert (first.m, first.n, first.k, first.lda, first.ldb, first.ldc) == (
+        256, 500, 200, 200, 200, 256,
+    )  # fmt: skip
+    assert (rest.m, rest.k, rest.lda, rest.ldb, rest.ldc) == (188, 100, 100, 100, 188)
+    assert (first.offset_b, first.conj_b, first.trans_a, first.aligned) == (0, True, True, True)
