@@ -71,6 +71,42 @@ def test_what_was_cut_still_breaks_no_rule(tile):
         assert not list(FAMILY.broken_rules(TRAITS, S, Config.of("gpu_tiled", fitted))), shape
 
 
+# What an H200 was best with: tiles of 256 x 128 only where they can be shared out.
+@pytest.mark.parametrize(
+    ("n", "tile"),
+    [(512, "64x32"), (1024, "64x64"), (1280, "128x128"), (2048, "256x128"), (2560, "128x64"),
+     (4096, "256x128")],
+)  # fmt: skip
+def test_the_default_on_nvidia_takes_a_tile_by_size(n, tile):
+    default = FAMILY.default(TRAITS, S)
+    defines = steps(gemm(n, n, n), default)[0]["gpu_tiled"][1]
+    assert f"{defines['MC']}x{defines['NC']}" == tile
+    fitted = tiling.fitted(TRAITS, gemm(n, n, n), default)
+    assert not list(FAMILY.broken_rules(TRAITS, S, Config.of("gpu_tiled", fitted)))
+
+
+def test_products_with_little_work_for_large_tiles_are_cut_as_before():
+    for shape in [(64, 8192, 8192), (256, 256, 65536), (8192, 8192, 64)]:
+        default = FAMILY.default(TRAITS, S)
+        plain = Config.of("gpu_tiled", dict(default.params) | {"AUTO": 0})
+        assert FAMILY.plan(TRAITS, gemm(*shape), default) == FAMILY.plan(
+            TRAITS, gemm(*shape), plain
+        )
+
+
+def test_tiles_beyond_48_kb_need_a_chip_that_has_more():
+    older = replace(TRAITS, compute_capability=(7, 5))
+    default = FAMILY.default(older, S)
+    g = gemm(2048, 2048, 2048)
+    assert tiling.local_elements(tiling.fitted(TRAITS, g, default)) * 4 > 48 << 10
+    assert tiling.local_elements(tiling.fitted(older, g, default)) * 4 <= 48 << 10
+
+
+def test_shares_of_a_slice_keep_their_sums_in_the_memory_of_the_tiles():
+    alone, shared = (tiling.local_elements(dict(config(SLICED, SLICED_K=s).params)) for s in (1, 4))
+    assert alone == shared > 4 * 32 * 32 // 2
+
+
 def test_no_tile_is_twice_as_large_as_c():
     defines = steps(gemm(64, 8192, 8192))[0]["gpu_tiled"][1]
     assert defines["MC"] == 64
@@ -185,6 +221,9 @@ def test_blocking_schemes_are_points_of_the_space(local_a, local_b, micro):
         ({"MC": 256, "NC": 256, "KC": 32}, "local memory"),
         ({"PAD": 1}, "start on a vector"),
         ({"KU": 5}, "KU divides"),
+        ({"SLICED_K": 3}, "SLICED_K divides"),
+        ({"SLICED_K": 2, "LOCAL_B": 0}, "shares of a slice"),
+        ({"SLICED_K": 4, "MC": 256, "NC": 256, "MR": 16}, "local memory"),
         ({"MR": 16, "NR": 16, "MC": 256, "NC": 128}, "registers"),
         ({"TURN_A": 1, "LOCAL_A": 0}, "nothing to turn"),
     ],
@@ -223,6 +262,7 @@ def every_form(monkeypatch):
 
 
 SMALL = (32, 32, 8, 4, 4, 8)
+SLICED = (32, 32, 32, 4, 4, 8)  # deep enough for each share of four to have something to move
 
 
 def small(precision, **variant):
@@ -231,11 +271,11 @@ def small(precision, **variant):
     return config(SMALL, **(widths | variant))
 
 
-@pytest.mark.parametrize("ops", ["NN", "TC", "RT"])
+@pytest.mark.parametrize(("ops", "shares"), [("NN", 1), ("TC", 1), ("RT", 1), ("NT", 2)])
 @pytest.mark.usefixtures("every_form")
 @pytest.mark.parametrize(("units", "kernel"), FORMS, ids=["packed", "split"])
 @pytest.mark.parametrize("code", "sdcz")
-def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, rng):
+def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, shares, rng):
     precision = PRECISIONS[code]
     if not FAMILY.supports(session.traits, precision):
         pytest.skip(f"{session.traits.describe()} has no {precision.real}")
@@ -247,7 +287,8 @@ def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, rng
         if beta:
             c[...] = random_matrix(rng, precision, m, n)
         want, size = reference.gemm(alpha, value(a), value(b), beta, c)
-        names = run(session, small(precision), a, b, c, units, alpha, beta)
+        chosen = small(precision, SLICED_K=shares, KC=8 * shares)
+        names = run(session, chosen, a, b, c, units, alpha, beta)
         assert kernel in names
         reference.assert_within_bound(c, want, size, k, precision.eps)
         assert np.all(np.isnan(memory[m:]))
@@ -259,7 +300,8 @@ def test_every_variant_is_right(session, code, variant, rng):
     precision = PRECISIONS[code]
     widest = max(1, 16 // precision.itemsize)
     widths = {name: min(widest, (USUAL | variant)[name]) for name in ("VG", "VW")}
-    chosen = config(SMALL, **(variant | widths | {"PACK": 0}))
+    tile = SLICED if "SLICED_K" in variant else SMALL
+    chosen = config(tile, **(variant | widths | {"PACK": 0}))
     assert not list(FAMILY.broken_rules(session.traits, precision, chosen))
     for (m, n, k), ops, gap in (((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)):
         a = operand(rng, precision, m, k, ops[0], gap)

@@ -25,6 +25,9 @@
 #ifndef NR
 #define NR 4  // columns of the micro-tile
 #endif
+#ifndef SLICED_K
+#define SLICED_K 1  // shares of a work-group, each of which multiplies its part of every slice
+#endif
 #ifndef VG
 #define VG 1  // vector width of global reads: divides extents, leading dimensions, offsets, strides
 #endif
@@ -53,7 +56,8 @@
 #define FAR 0  // 1: a slice spans more than 2^31 elements of memory
 #endif
 
-#define ITEMS (MC / MR * (NC / NR))
+#define SHARE (MC / MR * (NC / NR))  // work-items that cover the macro-tile
+#define ITEMS (SHARE * SLICED_K)
 #define VEC_A (LOCAL_A ? MC * KC / VG / ITEMS : 1)  // vectors of A that a work-item moves a slice
 #define VEC_B (LOCAL_B ? NC * KC / VG / ITEMS : 1)
 #define LD_A ((TURN_A ? KC : MC) + PAD)  // elements of a row of a tile

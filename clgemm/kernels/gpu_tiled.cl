@@ -5,6 +5,10 @@
 // the next one is already on its way into registers, and one barrier a slice suffices.  An operand
 // that has no tile (LOCAL_x = 0) is read from global memory where it is multiplied.
 //
+// A macro-tile alone may have too few work-items to hide each other's waits.  With SLICED_K shares of
+// the group each covers the tile and multiplies its part of every slice; in the end the shares' sums
+// are added through local memory (reduce-scatter), so that each stores its part of the columns.
+//
 // A work-item's MR rows are MR/VW vectors of VW elements, LANES_M * VW apart, its columns likewise:
 //
 //      lanes of a group of 32, LANES_M = 8, ZORDER = 1          one octet reads 2 vectors of A and 4
@@ -18,14 +22,15 @@
 //
 // Work-groups are rastered in bands of GROUP_M macro-tiles, which keeps their operands in L2.
 
+#define DEPTH (KC / SLICED_K)  // steps along k of one share of the work-group
 #ifndef KU
-#define KU KC  // steps along k that are unrolled, a divisor of KC
+#define KU DEPTH  // of them, how many are unrolled: a divisor
 #endif
 #ifndef STAGES
 #define STAGES 2  // tiles of each operand in local memory
 #endif
 #ifndef AHEAD
-#define AHEAD 0  // 1: local memory is read a step ahead, past the barrier; KC is even, two STAGES
+#define AHEAD 0  // 1: local memory is read a step ahead, past the barrier; DEPTH is even, two STAGES
 #endif
 #ifndef LANES_M
 #define LANES_M 8  // work-items along M in a group of 32 neighbours
@@ -56,6 +61,9 @@
 // Vector number u of the work-item's rows or columns: where it starts in the macro-tile.
 #define ROW(u) ((first_m + (u) * LANES_M) * VW)
 #define COLUMN(u) ((first_n + (u) * LANES_N) * VW)
+// Local memory: all stages of A, of B from a multiple of 16 on; later, half of the shares' sums.
+#define AT_B ((STAGES * TILE_A + 15) / 16 * 16)
+#define SUMS (SLICED_K > 1 ? SLICED_K * (MC * NC) / 2 : 1)
 #if PACKED  // panels are p-major and conjugated
 #define KEPT_ALONG_A 0
 #define KEPT_ALONG_B 0
@@ -78,8 +86,9 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gpu_tiled(GEMM_ARGS)
 #endif
 {
-    __local ELEM tile_a[STAGES * TILE_A] __attribute__((aligned(64)));
-    __local ELEM tile_b[STAGES * TILE_B] __attribute__((aligned(64)));
+    __local ELEM tiles[AT_B + STAGES * TILE_B > SUMS ? AT_B + STAGES * TILE_B : SUMS]
+        __attribute__((aligned(64)));
+    __local ELEM *const tile_a = tiles, *const tile_b = tiles + AT_B;
 
     // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int m = g.m, n = g.n, k = g.k;
@@ -108,7 +117,8 @@ void gpu_tiled(GEMM_ARGS)
     b += from * step_b;
 #endif
 
-    const int item = get_local_id(0), lane = item % 32, lanes = item / 32;
+    const int item = SLICED_K > 1 ? get_local_id(0) % SHARE : get_local_id(0), lane = item % 32, lanes = item / 32;
+    const int share = SLICED_K > 1 ? get_local_id(0) / SHARE : 0, first_p = share * DEPTH;
 #if ZORDER
     const int octet = lane / 8;
     const int inner_m = octet % (LANES_M / 2) * 2 + lane % 2;
@@ -159,15 +169,17 @@ void gpu_tiled(GEMM_ARGS)
     if (LOCAL_B)                                                                               \
         keep(tile_b + stage * TILE_B, LD_B, TURN_B, next_b, VEC_B, NC, KEPT_ALONG_B, CONJ_B);
 
-    // Step p of the slice at hand: a column of A and a row of B.
+    // Step p of this share's part of the slice at hand: a column of A and a row of B.
     VecW va[1 + AHEAD][MR / VW], vb[1 + AHEAD][NR / VW];
 #define READ(to, p)                                                                            \
     UNROLL for (int u = 0; u < MR / VW; u++)                                                   \
-        va[to][u] = LOCAL_A ? tile_read(tile_a + stage * TILE_A, LD_A, TURN_A, ROW(u), p)      \
+        va[to][u] = LOCAL_A ? tile_read(tile_a + stage * TILE_A, LD_A, TURN_A, ROW(u),          \
+                                        first_p + (p))                                         \
                             : global_read(a + (p) * (ALONG_K_A ? 1 : g.lda), g.lda, ALONG_K_A, \
                                           ROW(u), rows, WIDE_A, g.conj_a);                     \
     UNROLL for (int u = 0; u < NR / VW; u++)                                                   \
-        vb[to][u] = LOCAL_B ? tile_read(tile_b + stage * TILE_B, LD_B, TURN_B, COLUMN(u), p)   \
+        vb[to][u] = LOCAL_B ? tile_read(tile_b + stage * TILE_B, LD_B, TURN_B, COLUMN(u),       \
+                                        first_p + (p))                                         \
                             : global_read(b + (p) * (ALONG_K_B ? 1 : g.ldb), g.ldb, ALONG_K_B, \
                                           COLUMN(u), columns, WIDE_B, g.conj_b);
 
@@ -186,8 +198,8 @@ void gpu_tiled(GEMM_ARGS)
 
 #if AHEAD
         UNROLL
-        for (int p = 0; p < KC; p++) {
-            if (p + 1 < KC) {
+        for (int p = 0; p < DEPTH; p++) {
+            if (p + 1 < DEPTH) {
                 READ((p + 1) % 2, p + 1)
             } else if (more) {
                 stage ^= 1;
@@ -199,7 +211,7 @@ void gpu_tiled(GEMM_ARGS)
         }
 #else
         _Pragma("unroll 1")
-        for (int block = 0; block < KC; block += KU) {
+        for (int block = 0; block < DEPTH; block += KU) {
             UNROLL
             for (int p = block; p < block + KU; p++) {
                 if (!(LOCAL_A && LOCAL_B) && p >= left)
@@ -223,6 +235,31 @@ void gpu_tiled(GEMM_ARGS)
 #endif
     }
 
+    int first_j = 0;  // of the work-item's columns, those that its share stores
+#if SLICED_K > 1
+    // Pairs of shares: each gives the other one half of its columns and adds what it gets to the rest.
+    UNROLL
+    for (int bit = 1, kept = NR / 2; bit < SLICED_K; bit *= 2, kept /= 2) {
+        const int upper = (share & bit) != 0;
+        const int other = get_local_id(0) + (upper ? -bit : bit) * SHARE;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        UNROLL
+        for (int j = 0; j < kept; j++)
+            UNROLL
+            for (int i = 0; i < MR; i++)
+                tiles[(j * MR + i) * ITEMS + get_local_id(0)] =
+                    upper ? acc[j][i] : acc[j + kept][i];
+        barrier(CLK_LOCAL_MEM_FENCE);
+        UNROLL
+        for (int j = 0; j < kept; j++)
+            UNROLL
+            for (int i = 0; i < MR; i++)
+                acc[j][i] = (upper ? acc[j + kept][i] : acc[j][i]) +
+                            tiles[(j * MR + i) * ITEMS + other];
+        first_j += upper ? kept : 0;
+    }
+#endif
+
 #if SPLIT
     const ELEM scale = ELEM_ONE;
     const int beta_is = BETA_ZERO;
@@ -237,8 +274,8 @@ void gpu_tiled(GEMM_ARGS)
     c += i0 + j0 * ldc;
     const int wide = WIDE_C && (size_t)c % sizeof(VecW) == 0;
     UNROLL
-    for (int j = 0; j < NR; j++) {
-        const int column = COLUMN(j / VW) + j % VW;
+    for (int j = 0; j < NR / SLICED_K; j++) {
+        const int column = COLUMN((first_j + j) / VW) + (first_j + j) % VW;
         UNROLL
         for (int u = 0; u < MR / VW; u++) {
             VecW v;

@@ -9,6 +9,7 @@ fast there.
 
 A configuration names the tile for problems that fill the device.  Smaller problems run with it cut
 in half as often as it takes, and what then is still too little work is split along k: `tiling`.
+With AUTO the tile is chosen by the problem's size, of those whose rates are known there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.family import INT32_MAX, Config, KernelFamily, Plan
 from clgemm.kernels.tiled_plan import Cut
-from clgemm.kernels.tiling import fitted, items, local_elements
+from clgemm.kernels.tiling import fitted, items, local_elements, local_limit
 from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ MAX_MICRO_REALS = 160  # accumulators beyond this spill to memory on every GPU k
 TILES = (
     (128, 64, 16, 8, 8, 8), (64, 64, 16, 4, 4, 8), (128, 128, 16, 8, 16, 4), (64, 64, 16, 8, 8, 8),
     (128, 64, 8, 8, 8, 8), (64, 64, 16, 8, 4, 8), (64, 64, 16, 4, 8, 4), (128, 128, 8, 8, 16, 4),
+    (256, 128, 16, 8, 16, 4), (64, 32, 32, 8, 4, 8), (256, 128, 8, 8, 16, 4),
     (128, 128, 8, 8, 8, 8), (64, 64, 8, 8, 4, 8), (64, 64, 8, 4, 4, 8), (64, 32, 16, 4, 4, 8),
     (128, 128, 16, 8, 8, 8), (256, 128, 16, 16, 8, 8), (64, 32, 32, 4, 4, 8),
     (32, 32, 16, 4, 2, 8), (96, 96, 16, 6, 6, 16), (160, 160, 16, 10, 10, 8),
@@ -42,7 +44,7 @@ TILES = (
 )  # fmt: skip
 # The best of an H200 by precision, with what differs from the usual design.
 BEST: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "s": ((128, 64, 16, 8, 8, 8), {"PACK": 2}),
+    "s": ((128, 64, 16, 8, 8, 8), {"PACK": 2, "AUTO": 1}),
     "d": ((128, 64, 8, 8, 8, 8), {"PACK": 2}),
     "c": ((64, 64, 16, 4, 4, 8), {}),
     "z": ((64, 64, 8, 4, 4, 8), {}),
@@ -51,10 +53,12 @@ BEST: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
+    "SLICED_K": 1, "AUTO": 0,
 }  # fmt: skip
 VARIANTS: tuple[dict[str, int], ...] = (
     {},
     {"PACK": 2},  # packing is not free
+    {"PACK": 2, "SLICED_K": 4, "AHEAD": 0},  # too few macro-tiles to hide each other's waits
     {"AHEAD": 0},  # registers for one step of fragments only
     {"PACK": 2, "AHEAD": 0},
     {"PACK": 2, "STAGES": 1, "AHEAD": 0},  # half the local memory, so more work-groups at a time
@@ -97,7 +101,7 @@ class GpuTiled(KernelFamily):
             "LANES_M": (8, 4, 16, 32), "ZORDER": (1, 0), "GROUP_M": (8, 4, 16, 1),
             "LOCAL_A": (1, 0), "LOCAL_B": (1, 0), "TURN_A": (0, 1), "TURN_B": (0, 1),
             "STAGES": (2, 1), "AHEAD": (1, 0), "KU": (0, 8, 4, 2, 1), "PACK": (1, 2, 0),
-            "SPLIT": (64, 8, 1),
+            "SPLIT": (64, 8, 1), "SLICED_K": (1, 2, 4), "AUTO": (0, 1),
         }  # fmt: skip
 
     def candidates(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
@@ -148,7 +152,7 @@ class GpuTiled(KernelFamily):
             yield "a vector is at most 32 bytes"
         if p["MR"] * p["NR"] * precision.itemsize > 4 * MAX_MICRO_REALS:
             yield "the micro-tile fits the registers"
-        if local_elements(p) * precision.itemsize > traits.local_memory:
+        if local_elements(p) * precision.itemsize > local_limit(traits):
             yield "all stages of both tiles fit the local memory"
 
     def accepts(self, problem: Gemm) -> bool:
@@ -173,8 +177,10 @@ def _broken_shapes(p: dict[str, int]) -> Iterator[str]:
         yield "blocks of 2 x 4 lanes make up a group of lanes"
     if items(p) < 2 * LANES:
         yield "a work-group has at least two groups of lanes"
-    if p["KU"] and p["KC"] % p["KU"]:
-        yield "KU divides KC"
+    if p["KC"] % p["SLICED_K"] or p["NR"] % p["SLICED_K"]:
+        yield "SLICED_K divides KC and NR"
+    if p["KU"] and p["KC"] // p["SLICED_K"] % p["KU"]:
+        yield "KU divides KC / SLICED_K"
 
 
 def _broken_tiles(p: dict[str, int]) -> Iterator[str]:
@@ -194,5 +200,8 @@ def _broken_tiles(p: dict[str, int]) -> Iterator[str]:
         yield "without a tile there is nothing to turn"
     if not tiled and (p["STAGES"] > 1 or p["PAD"]):
         yield "without tiles there are no stages and no padding"
-    if p["AHEAD"] and (len(tiled) < 2 or p["STAGES"] < 2 or p["KU"] or p["KC"] % 2):
+    if p["SLICED_K"] > 1 and len(tiled) < 2:
+        yield "shares of a slice take tiles of both operands"
+    depth = p["KC"] // p["SLICED_K"]
+    if p["AHEAD"] and (len(tiled) < 2 or p["STAGES"] < 2 or p["KU"] or depth % 2):
         yield "reading ahead takes two stages of both tiles and a whole, even slice unrolled"

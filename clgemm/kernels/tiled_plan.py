@@ -27,7 +27,19 @@ if TYPE_CHECKING:
 PACK_EDGE = 768  # m*n / (m+n) from which on packing takes less than a tenth of the time
 PACK_ODD = 2  # value of PACK: pack only what is read badly where it lies
 PANEL_ALIGN = 64  # elements; keeps the pieces of scratch memory on a cache line
-TILE_DEFINES = ("MC", "NC", "KC", "MR", "NR", "PAD", "LOCAL_A", "LOCAL_B", "TURN_A", "TURN_B")
+TILE_DEFINES = (
+    "MC",
+    "NC",
+    "KC",
+    "MR",
+    "NR",
+    "PAD",
+    "SLICED_K",
+    "LOCAL_A",
+    "LOCAL_B",
+    "TURN_A",
+    "TURN_B",
+)
 LOOP_DEFINES = ("VW", "LANES_M", "ZORDER", "GROUP_M", "STAGES", "AHEAD")
 SUM_ITEMS = 64
 KERNEL_FILES: dict[str, tuple[str, ...]] = {  # what stands before a kernel's own file
@@ -153,7 +165,7 @@ class Cut:
         g, p, itemsize = self.g, self.p, precision_of(self.g).itemsize
         steps_c = (g.m,) if parts > 1 else (g.ldc, g.stride_c, g.offset_c)
         defines = {name: p[name] for name in TILE_DEFINES + LOOP_DEFINES} | {
-            "KU": p["KU"] or p["KC"],
+            "KU": p["KU"] or p["KC"] // p["SLICED_K"],
             "PACKED": int(packed),
             "SPLIT": int(parts > 1),
             "WIDE_C": int(not any(x % p["VW"] for x in steps_c)),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from clgemm.kernels.family import precision_of
+from clgemm.kernels.family import precision_of, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,16 +23,82 @@ LEAST_MICRO = 16  # elements of a micro-tile that is cut no further: loads would
 LEAST_ITEMS = 64  # of a work-group
 USUAL_ITEMS = 128  # below, groups are too small to win by sharing out better
 MOST_DEPTH = 32  # KC of a tile that was cut: fewer barriers for what little lies between them
+LEAST_RATED = 192  # extent of C, and k, from which on large tiles are neither empty nor all edges
+
+
+class Rated(NamedTuple):
+    """A tile, and how fast it was on an H200."""
+
+    params: dict[str, int]
+    tflops: tuple[float, float, float]
+    """With all compute units busy: with one, two, three or more work-groups on each."""
+
+
+def _rated(tile: str, *tflops: float, **more: int) -> Rated:
+    names = ("MC", "NC", "KC", "MR", "NR", "LANES_M")
+    params = dict(zip(names, map(int, tile.split()), strict=True))
+    return Rated(params | more, (tflops[0], tflops[1], tflops[2]))
+
+
+# Large tiles load least and are quick with one work-group a compute unit, but small products cannot
+# be shared out in them; of equals the first is taken.
+RATED: dict[str, tuple[Rated, ...]] = {
+    "s": (
+        _rated("256 128 16 8 16 4", 49.5, 50.7, 51),
+        _rated("256 128 8 8 16 4", 48.7, 49.4, 49.8),
+        _rated("128 128 16 8 8 8", 46.5, 48, 48.4),
+        _rated("128 64 16 8 8 8", 35.5, 44.5, 47),
+        _rated("64 64 16 8 4 8", 27.7, 37.5, 41.5),
+        _rated("64 32 32 8 4 8", 27, 27, 27, SLICED_K=4, AHEAD=0),
+    )
+}
+
+
+def local_limit(traits: DeviceTraits) -> int:
+    """Give the bytes of local memory that a kernel may declare.
+
+    NVIDIA's OpenCL reports 48 KB, but takes kernels that declare what the hardware has: 99 KB or
+    more from compute capability 8.0 on.
+    """
+    modern = traits.compute_capability and traits.compute_capability >= (8, 0)
+    return max(traits.local_memory, 96 << 10) if modern else traits.local_memory
 
 
 def local_elements(p: Mapping[str, int]) -> int:
     """Count the elements of local memory that a work-group has."""
     tile_a = p["MC"] * (p["KC"] + p["PAD"]) if p["TURN_A"] else p["KC"] * (p["MC"] + p["PAD"])
     tile_b = p["NC"] * (p["KC"] + p["PAD"]) if p["TURN_B"] else p["KC"] * (p["NC"] + p["PAD"])
-    return p["STAGES"] * (p["LOCAL_A"] * tile_a + p["LOCAL_B"] * tile_b)
+    at_b = round_up(p["STAGES"] * p["LOCAL_A"] * tile_a, 16)
+    stages = at_b + p["STAGES"] * p["LOCAL_B"] * tile_b
+    sums = p["SLICED_K"] * p["MC"] * p["NC"] // 2 if p["SLICED_K"] > 1 else 0
+    return max(stages, sums)
 
 
 def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
+    """Give the parameters that a problem runs with: of a tile that suits its size."""
+    p = _cut(traits, g, config)
+    spread = most_parts(traits, g, p) == 1 and min(g.m, g.n, g.k) >= LEAST_RATED
+    return _best_rated(traits, g, p) if config["AUTO"] and spread else p
+
+
+def _best_rated(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, int]:
+    """Take the tile of `RATED` with which the busiest compute unit is done first."""
+
+    def seconds(rated: Rated) -> float:
+        turns = -(-count_tiles(g, rated.params) // traits.compute_units)
+        return turns * rated.params["MC"] * rated.params["NC"] / rated.tflops[min(turns, 3) - 1]
+
+    room, most = local_limit(traits), traits.max_work_group_size
+    fitting = [
+        r
+        for r in RATED.get(g.precision, ())
+        if items(p | r.params) <= most
+        and local_elements(p | r.params) * precision_of(g).itemsize <= room
+    ]
+    return p | min(fitting, key=seconds).params if fitting else p
+
+
+def _cut(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
     """Cut the macro-tile in half as often as it takes to share the work out evenly.
 
     Where the tile is twice as large as C the work-group gets smaller, elsewhere each work-item does
@@ -98,7 +164,7 @@ def _moves_evenly(p: Mapping[str, int]) -> bool:
 
 def items(p: Mapping[str, int]) -> int:
     """Count the work-items of a group."""
-    return p["MC"] // p["MR"] * (p["NC"] // p["NR"])
+    return p["MC"] // p["MR"] * (p["NC"] // p["NR"]) * p["SLICED_K"]
 
 
 def most_parts(traits: DeviceTraits, g: Gemm, p: Mapping[str, int]) -> int:
