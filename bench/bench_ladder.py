@@ -51,6 +51,7 @@ class Step:
 PLAIN = {
     "VG": 1, "VW": 1, "PAD": 0, "ZORDER": 0, "GROUP_M": 1, "LOCAL_A": 0, "LOCAL_B": 0,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 1, "AHEAD": 0, "KU": 1, "PACK": 0, "SPLIT": 1,
+    "SLICED_K": 1, "AUTO": 0,
 }  # fmt: skip
 BLOCKED = (
     (128, 128, 16, 8, 8, 16),
@@ -155,7 +156,8 @@ def rungs(session: Session, g: Gemm) -> list[tuple[str, int, Config | str, bool]
 
 def climb(session: Session, code: str, n: int) -> list[dict[str, Any]]:
     """Check and time every rung."""
-    a, b = (on_device.normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2))
+    elements = (on_device.normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2))
+    operands = on_device.Operands(session, *elements)
     rows: list[dict[str, Any]] = []
     for name, grows, config, whole in rungs(session, on_device.problem(code, n, n, n)):
         row: dict[str, Any] = {"step": name, "config": str(config)}
@@ -165,7 +167,7 @@ def climb(session: Session, code: str, n: int) -> list[dict[str, Any]]:
             continue
         g = on_device.problem(code, *(n + grows,) * 3)
         try:
-            resident = on_device.Resident(session, g, a, b)
+            resident = on_device.Resident(session, g, operands)
             run = resident.launches(config, whole=whole)
             row["error_over_bound"] = error = resident.error(run)
         except ClgemmError as fault:

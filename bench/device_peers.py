@@ -1,58 +1,32 @@
-"""The vendor's library on the same operands, and the physical limits of the card."""
+"""Who clgemm is compared with on the same operands: cuBLAS by PyTorch or CuPy, and CLBlast."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import threading
-import time
-from importlib import import_module, metadata
+import ctypes
+import json
+import os
+from contextlib import suppress
+from ctypes.util import find_library
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import on_device
-
-from clgemm.problem import PRECISIONS
-from clgemm.runtime import opencl
-from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
+    from on_device import Operands, Resident
 
     from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
 
-PROBE = """
-#if IS_DOUBLE
-typedef double REAL;
-#else
-typedef float REAL;
-#endif
-__kernel void fma_probe(__global REAL *x, int repeats)
-{
-    REAL r[16];
-    const REAL a = x[0], b = x[1];
-    for (int i = 0; i < 16; i++)
-        r[i] = x[i] + get_global_id(0);
-    for (int t = 0; t < repeats; t++)
-        for (int i = 0; i < 16; i++)
-            r[i] = fma(r[i], a, b);
-    REAL sum = 0;
-    for (int i = 0; i < 16; i++)
-        sum += r[i];
-    if (sum == (REAL)(-1))
-        x[2] = sum;
-}
-__kernel void copy(__global const float4 *x, __global float4 *y)
-{
-    y[get_global_id(0)] = x[get_global_id(0)];
-}
-"""
-PROBE_REPEATS, PROBE_ITEMS = 4096, 256
-COPY_BYTES = 1 << 30
-SMI = "clocks.sm,power.draw,power.limit,temperature.gpu"
+Run = tuple["Callable[[], None]", "Callable[[], None]"]
+"""What enqueues, and what waits."""
+RATE_SIZE = 8192  # of the products that show what tensor cores do in short formats
+COLUMN_MAJOR, NORMAL, TRANSPOSED = 102, 111, 112  # CLBlast's names for them
+CODES = {"s": 32, "d": 64, "c": 3232, "z": 6464}  # CLBlast's names for precisions
 
 
 class CuBLAS:
@@ -69,6 +43,11 @@ class CuBLAS:
         if self._torch:
             module.backends.cuda.matmul.allow_tf32 = False
         self.name = f"cuBLAS by {module.__name__} {module.__version__}"
+        self._uploaded: tuple[Operands | None, Any, Any] = (None, None, None)
+        cuda = module.cuda
+        self.finish: Callable[[], None] = (
+            cuda.synchronize if self._torch else cuda.Device().synchronize
+        )
 
     @classmethod
     def find(cls) -> CuBLAS:
@@ -85,15 +64,17 @@ class CuBLAS:
     def _upload(self, x: NDArray[Any]) -> Any:
         return self._module.from_numpy(x).cuda() if self._torch else self._module.asarray(x)
 
-    def product(
-        self, g: Gemm, a: NDArray[Any], b: NDArray[Any]
-    ) -> tuple[Callable[[], None], Callable[[], None], Callable[[], NDArray[Any]]]:
+    def product(self, g: Gemm, operands: Operands) -> tuple[Run, Callable[[], NDArray[Any]]]:
         """Give what enqueues, what waits, and what returns the flat column-major result.
 
         Row-major matrices here: C.T = op(B).T @ op(A).T in the same memory.
         """
-        left = self._upload(b[: g.k * g.n].reshape((g.k, g.n) if g.trans_b else (g.n, g.k)))
-        right = self._upload(a[: g.m * g.k].reshape((g.m, g.k) if g.trans_a else (g.k, g.m)))
+        if self._uploaded[0] is not operands:
+            self._uploaded = (None, None, None)  # frees what is there before more is taken
+            self._uploaded = (operands, self._upload(operands.a), self._upload(operands.b))
+        _, a, b = self._uploaded
+        left = b[: g.k * g.n].reshape((g.k, g.n) if g.trans_b else (g.n, g.k))
+        right = a[: g.m * g.k].reshape((g.m, g.k) if g.trans_a else (g.k, g.m))
         left, right = (left.T if g.trans_b else left), (right.T if g.trans_a else right)
         matmul = self._module.matmul
         out = matmul(left, right)
@@ -103,74 +84,111 @@ class CuBLAS:
             host = out.cpu().numpy() if self._torch else out.get()
             return np.asarray(host).ravel()
 
-        cuda = self._module.cuda
-        finish = cuda.synchronize if self._torch else cuda.Device().synchronize
-        return (lambda: matmul(left, right, out=out)), finish, fetch
+        return ((lambda: matmul(left, right, out=out)), self.finish), fetch
+
+    def short_formats(self) -> dict[str, Run]:
+        """Give products in fp16, and in TF32 where it can be switched on for one product."""
+        module = self._module
+        runs: dict[str, Run] = {}
+        half = self._upload(
+            np.random.default_rng(3).standard_normal((RATE_SIZE,) * 2, np.float32).astype("half")
+        )
+        half_out = module.matmul(half, half)
+        runs["fp16"] = (lambda: module.matmul(half, half, out=half_out)), self.finish
+        if self._torch:
+            single = half.float()
+            single_out = module.empty_like(single)
+
+            def tf32() -> None:
+                module.backends.cuda.matmul.allow_tf32 = True
+                module.matmul(single, single, out=single_out)
+                module.backends.cuda.matmul.allow_tf32 = False
+
+            runs["TF32"] = tf32, self.finish
+        return runs
 
 
-def clblast() -> str:
-    """Tell whether CLBlast can be compared with."""
-    try:
-        return f"CLBlast by pyclblast {metadata.version('pyclblast')}: not timed here"
-    except metadata.PackageNotFoundError:
-        return "CLBlast: absent (pyclblast is not installed)"
+class _Complex64(ctypes.Structure):
+    _fields_ = (("re", ctypes.c_float), ("im", ctypes.c_float))
 
 
-def smi() -> dict[str, str]:
-    """Ask nvidia-smi for clocks, power and its cap, temperature; empty where it is absent."""
-    path = shutil.which("nvidia-smi")
-    if path is None:
-        return {}
-    answer = subprocess.run(
-        [path, f"--query-gpu={SMI}", "--format=csv,noheader"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    values = answer.stdout.splitlines()[0].split(", ") if answer.stdout else []
-    return dict(zip(SMI.split(","), values, strict=False))
+class _Complex128(ctypes.Structure):
+    _fields_ = (("re", ctypes.c_double), ("im", ctypes.c_double))
 
 
-def limits(session: Session) -> dict[str, Any]:
-    """Measure the card's own limits: multiply-adds, copies, and the clock it keeps under load."""
-    found: dict[str, Any] = {"idle": smi()}
-    memory = [cl.Buffer(session.context, cl.mem_flags.READ_WRITE, COPY_BYTES) for _ in range(2)]
-    for x in memory:
-        cl.enqueue_fill_buffer(session.queue, x, np.array(0.5, np.float32), 0, COPY_BYTES)
-    for code in "sd":
-        double = PRECISIONS[code].real == "double"
-        if double and not session.traits.fp64:
-            continue
-        text = f"#define IS_DOUBLE {int(double)}\n{PROBE}"
-        program = opencl.build(session.context, text)
-        probe = opencl.make_kernel(program, "fma_probe", [None, np.int32])
-        probe.set_args(memory[0], PROBE_REPEATS)
-        size = session.traits.compute_units * 32 * PROBE_ITEMS
-        seconds = _timed(session, probe, size)
-        found[f"{code} FMA TFLOP/s"] = 2 * 16 * PROBE_REPEATS * size / seconds / 1e12
-        copy = opencl.make_kernel(program, "copy", [None, None])
-        copy.set_args(*memory)
-    found["copy GB/s"] = 2 * COPY_BYTES / _timed(session, copy, COPY_BYTES // 16) / 1e9
-    return found
+SCALARS: dict[str, Any] = {
+    "s": ctypes.c_float, "d": ctypes.c_double, "c": _Complex64, "z": _Complex128,
+}  # fmt: skip
 
 
-def under_load(run: Callable[[], None], finish: Callable[[], None]) -> dict[str, str]:
-    """Ask nvidia-smi while the card works for a second."""
-    answers: list[dict[str, str]] = []
+class CLBlast:
+    """CLBlast's C library on the OpenCL buffers and the queue that clgemm uses.
 
-    def ask() -> None:
-        time.sleep(0.7)
-        answers.append(smi())
+    Parameters
+    ----------
+    library : ctypes.CDLL
+        The library, loaded.
+    """
 
-    asking = threading.Thread(target=ask)
-    asking.start()
-    while asking.is_alive():
-        for _ in range(4):
-            run()
-        finish()
-    return answers[0]
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        mapped = Path("/proc/self/maps")
+        lines = mapped.read_text().splitlines() if mapped.exists() else []
+        paths = {line.split()[-1] for line in lines if "clblast" in line.lower()}
+        self.name = "CLBlast " + ", ".join(Path(p).name for p in sorted(paths))
+
+    @classmethod
+    def find(cls) -> CLBlast | str:
+        """Load $CLBLAST_LIBRARY or what the linker finds; else say that it is absent."""
+        names = (os.environ.get("CLBLAST_LIBRARY"), find_library("clblast"), "libclblast.so.1")
+        for name in filter(None, names):
+            with suppress(OSError):
+                return cls(ctypes.CDLL(name))
+        return "CLBlast: absent; install libclblast1, or let CLBLAST_LIBRARY name the library"
+
+    def product(self, session: Session, resident: Resident) -> Run:
+        """Give what runs a problem on its buffers, and what waits."""
+        g, scalar = resident.g, SCALARS[resident.g.precision]
+        routine = self._library[f"CLBlast{g.precision.upper()}gemm"]
+        size, handle = ctypes.c_size_t, ctypes.c_void_p
+        a, b, c = (handle(x.int_ptr) for x in resident.buffers)
+        queue = handle(session.queue.int_ptr)
+        arguments = (
+            COLUMN_MAJOR, TRANSPOSED if g.trans_a else NORMAL, TRANSPOSED if g.trans_b else NORMAL,
+            size(g.m), size(g.n), size(g.k),
+            scalar(1), a, size(0), size(g.lda), b, size(0), size(g.ldb),
+            scalar(0), c, size(0), size(g.ldc), ctypes.byref(queue), None,
+        )  # fmt: skip
+
+        def run() -> None:
+            status = routine(*arguments)
+            if status:
+                raise RuntimeError(f"CLBlast's {g.precision}gemm failed with status {status}")
+
+        return run, session.queue.finish
+
+    def override(self, session: Session, code: str, parameters: dict[str, int]) -> None:
+        """Let the Xgemm kernel of a precision use other parameters from now on."""
+        names = (ctypes.c_char_p * len(parameters))(*(name.encode() for name in parameters))
+        values = (ctypes.c_size_t * len(parameters))(*parameters.values())
+        status = self._library.CLBlastOverrideParameters(
+            ctypes.c_void_p(session.queue.device.int_ptr), b"Xgemm", CODES[code],
+            ctypes.c_size_t(len(parameters)), names, values,
+        )  # fmt: skip
+        if status:
+            raise RuntimeError(f"CLBlast refused parameters of {code}gemm with status {status}")
 
 
-def _timed(session: Session, kernel: cl.Kernel, size: int) -> float:
-    def run() -> None:
-        cl.enqueue_nd_range_kernel(session.queue, kernel, (size,), (PROBE_ITEMS,))
-
-    return on_device.side_by_side({"": (run, session.queue.finish)}, 5)[""]
+def tuner_results(files: Iterable[Path]) -> dict[str, dict[str, int]]:
+    """Read what clblast_tuner_xgemm wrote: the fastest parameters of each precision."""
+    best: dict[str, tuple[float, dict[str, int]]] = {}
+    for path in files:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        code = {str(number): letter for letter, number in CODES.items()}[found["precision"]]
+        pairs = (pair.split("=") for pair in found["best_parameters"].split())
+        parameters = {name: int(value) for name, value in pairs if name != "PRECISION"}
+        size = float(found["arg_m"]) * float(found["arg_n"]) * float(found["arg_k"])
+        rate = size / float(found["best_time"])
+        if code not in best or rate > best[code][0]:
+            best[code] = rate, parameters
+    return {code: parameters for code, (_, parameters) in best.items()}

@@ -51,6 +51,23 @@ def normal(precision: str, count: int, seed: int) -> NDArray[Any]:
     return rng.standard_normal(reals, dtype=real_type).view(p.dtype)
 
 
+class Operands:
+    """Elements on the host and on the device, of which many problems take the first ones.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    a, b : ndarray
+        Flat; what op(A) and op(B) are made of, in column-major order.
+    """
+
+    def __init__(self, session: Session, a: NDArray[Any], b: NDArray[Any]) -> None:
+        self.a, self.b = a, b
+        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
+        self.buffers = [cl.Buffer(session.context, flags, hostbuf=x) for x in (a, b)]
+
+
 class Resident:
     """Both operands and the result of one problem on a device.
 
@@ -60,20 +77,19 @@ class Resident:
         The device.
     g : Gemm
         A dense problem.
-    a, b : ndarray
-        Flat; what op(A) and op(B) are made of, in column-major order.
+    operands : Operands
+        At least as many elements as the problem takes.
     """
 
-    def __init__(self, session: Session, g: Gemm, a: NDArray[Any], b: NDArray[Any]) -> None:
+    def __init__(self, session: Session, g: Gemm, operands: Operands) -> None:
         self.g = g
-        self._session, self._a, self._b = session, a[: g.m * g.k], b[: g.k * g.n]
-        flags = cl.mem_flags.READ_WRITE
-        copy = flags | cl.mem_flags.COPY_HOST_PTR
-        self._buffers = [cl.Buffer(session.context, copy, hostbuf=x) for x in (self._a, self._b)]
+        self._session = session
+        self._a, self._b = operands.a[: g.m * g.k], operands.b[: g.k * g.n]
         self._scratch: Any = None
         self._kept: list[dict[str, Any]] = []
-        self._c = np.empty(g.m * g.n, a.dtype)
-        self._buffers.append(cl.Buffer(session.context, flags, self._c.nbytes))
+        self._c = np.empty(g.m * g.n, operands.a.dtype)
+        c = cl.Buffer(session.context, cl.mem_flags.READ_WRITE, self._c.nbytes)
+        self.buffers = [*operands.buffers, c]
 
     def launches(self, config: Config, *, whole: bool = False) -> Callable[[], None]:
         """Build a configuration's kernels and return what enqueues them.
@@ -85,7 +101,7 @@ class Resident:
             traits = replace(traits, compute_units=1)
         plan = BY_NAME[config.family].plan(traits, self.g, config)
         values: dict[str, Any] = dict(
-            zip(SLOTS, slots(self.g, ALPHA, BETA, *self._buffers), strict=False)
+            zip(SLOTS, slots(self.g, ALPHA, BETA, *self.buffers), strict=False)
         )
         if plan.scratch_bytes:
             if self._scratch is None or self._scratch.size < plan.scratch_bytes:
@@ -121,23 +137,25 @@ class Resident:
         """Wait for what was enqueued."""
         self._session.queue.finish()
 
-    def error(self, enqueue: Callable[[], None]) -> float:
+    def error(self, enqueue: Callable[[], None], before: float = np.nan) -> float:
         """Run once over a result full of NaN; return the largest sampled error over its bound.
 
         The bound is the a-priori one of a sum of k products, (k + 8) eps |A||B|.
         """
         queue = self._session.queue
         cl.enqueue_fill_buffer(
-            queue, self._buffers[2], np.array(np.nan, self._c.dtype), 0, self._c.nbytes
+            queue, self.buffers[2], np.array(before, self._c.dtype), 0, self._c.nbytes
         )
         enqueue()
-        cl.enqueue_copy(queue, self._c, self._buffers[2])
+        cl.enqueue_copy(queue, self._c, self.buffers[2])
         queue.finish()
         return self.error_of(self._c)
 
     def error_of(self, flat: NDArray[Any]) -> float:
-        """Compare a column-major result; NaN counts as infinite."""
+        """Compare a column-major result; NaN anywhere counts as infinite."""
         g = self.g
+        if np.isnan(flat).any():
+            return float("inf")
         rng = np.random.default_rng(5)
         rows = np.unique(np.append(rng.integers(0, g.m, SAMPLED), (0, g.m - 1)))
         columns = np.unique(np.append(rng.integers(0, g.n, SAMPLED), (0, g.n - 1)))
@@ -150,7 +168,7 @@ class Resident:
         bound = (g.k + 8) * PRECISIONS[g.precision].eps * (np.abs(left) @ np.abs(right))
         with np.errstate(invalid="ignore", divide="ignore"):
             worst = np.max(np.abs(got - left @ right) / bound)
-        return float(worst) if worst == worst else float("inf")  # noqa: PLR0124 - NaN is not
+        return float(worst)
 
 
 def repeats(run: Callable[[], None], finish: Callable[[], None]) -> int:
@@ -164,7 +182,13 @@ def repeats(run: Callable[[], None], finish: Callable[[], None]) -> int:
 
 
 def block(run: Callable[[], None], finish: Callable[[], None], times: int) -> float:
-    """Time a block of runs that follow each other on the device; give the seconds of one."""
+    """Time a block of runs that follow each other on the device; give the seconds of one.
+
+    Runs before it take what the device needs to turn from another program's work, clocks included.
+    """
+    for _ in range(max(1, times // 4)):
+        run()
+    finish()
     start = time.perf_counter()
     for _ in range(times):
         run()
@@ -186,7 +210,9 @@ def side_by_side(
     """
     times = {name: repeats(*run) for name, run in runs.items()}
     blocks: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs)
     for _ in range(rounds):
-        for name, (run, finish) in runs.items():
-            blocks[name].append(block(run, finish, times[name]))
+        for name in order:
+            blocks[name].append(block(*runs[name], times[name]))
+        order.reverse()  # so that nobody always follows the one that heats the device most
     return {name: statistics.median(seconds) for name, seconds in blocks.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -21,9 +22,12 @@ if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_device, bench_ladder, on_device = (
-    import_module(name) for name in ("bench_device", "bench_ladder", "on_device")
-)
+bench_device, bench_ladder, device_cases, device_peers, device_report, on_device = (
+    import_module(name)
+    for name in (
+        "bench_device", "bench_ladder", "device_cases", "device_peers", "device_report", "on_device"
+    )
+)  # fmt: skip
 
 LARGE = replace(GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0))
 SMALL = replace(GPU, max_work_group_size=256, local_memory=32 << 10)
@@ -44,27 +48,103 @@ def test_every_rung_is_a_point_of_the_space(traits, code):
 
 
 def test_cases_cover_what_was_asked_for():
-    found = list(bench_device.cases(list(bench_device.SETS), "sdcz", [512, 2048, 8192]))
-    labels = {case.label for case in found}
-    assert len(labels) == len(found)
-    assert {"squares  z NN 2048", "fma      s NN 512", "skinny   d NN 256x256x65536"} <= labels
-    assert {"ops      s TN 4096", "ops      d NN 2049", "fallback s NN 8192"} <= labels
-    assert not any(label.startswith("squares  c NN 8192") for label in labels)
+    found = list(device_cases.cases(list(device_cases.SETS), "sdcz", [512, 2048, 8192]))
+    assert len(set(found)) == len(found)
+    names = {f"{case.kind} {case.code} {case.size}" for case in found}
+    assert {"squares z 2048", "fma s 512", "skinny d 256x256x65536", "fallback s 8192"} <= names
+    assert {"ops s 2048", "ops d 8192", "ops z 2048"} <= names
+    assert not names & {"squares c 8192", "ops s 512", "fallback s 512", "skinny c 64x8192x8192"}
 
 
-def test_fallback_operands_hide_small_entries_behind_large_ones():
-    case = bench_device.Case("fallback", on_device.problem("s", 7, 5, 6))
-    a, b = (x.reshape(-1, ld) for x, ld in zip(bench_device.operands(case), (7, 6), strict=True))
+def test_forms_are_all_transposes_and_an_odd_size():
+    forms = device_cases.Case("ops", "d", 2048, 2048, 2048).forms
+    assert {(g.trans_a, g.trans_b) for g in forms.values()} == {
+        (x, y) for x in (0, 1) for y in (0, 1)
+    }
+    assert (forms["n+1"].m, forms["n+1"].lda) == (2049, 2049)
+
+
+def test_fallback_operands_hide_small_entries_behind_large_ones(session):
+    case = device_cases.Case("fallback", "s", 7, 7, 6)
+    usual = on_device.Operands(session, *(on_device.normal("s", 64, seed) for seed in (1, 2)))
+    before = usual.a.copy()
+    found = device_cases.fallback_operands(session, case, usual)
+    a, b = (x[:42].reshape(-1, ld) for x, ld in ((found.a, 7), (found.b, 6)))
     assert np.all(a[0] == 1)
     assert np.all(b[:, 0] == 0)
     assert np.max(np.abs(a[1:])) < 2**-26
+    assert np.array_equal(usual.a, before), "other cases use them"
+
+
+class Peer:
+    """In place of cuBLAS: NumPy, which can be told to be wrong."""
+
+    def __init__(self, wrong=0.0):
+        self.wrong = wrong
+
+    def product(self, g, operands):
+        left = operands.b[: g.k * g.n].reshape((g.k, g.n) if g.trans_b else (g.n, g.k))
+        right = operands.a[: g.m * g.k].reshape((g.m, g.k) if g.trans_a else (g.k, g.m))
+        c = (left.T if g.trans_b else left) @ (right.T if g.trans_a else right)
+        return (lambda: None, lambda: None), lambda: c.ravel() + np.float32(self.wrong)
+
+
+def rows_of(session, monkeypatch, peer, config=None):
+    monkeypatch.setattr(device_cases, "SKINNY", ((8, 24, 40),))
+    monkeypatch.setattr(device_cases, "LEAST", {})
+    monkeypatch.setenv("CLGEMM_FP32", "auto")
+    monkeypatch.setattr(on_device, "BLOCK_SECONDS", 1e-6)
+    direct = BY_NAME["direct"].default(session.traits, PRECISIONS["s"])
+    bench = bench_device.Bench(session, peer, "CLBlast: absent", lambda *_: config or direct, 1)
+    return bench_device.run_all(bench, list(device_cases.cases(device_cases.SETS, "s", [20])), {})
+
+
+def test_every_row_is_checked_timed_and_shown(session, monkeypatch):
+    rows = rows_of(session, monkeypatch, Peer())
+    assert [row["kind"] for row in rows] == list(device_cases.SETS)
+    assert not any(row["faults"] for row in rows)
+    for row in rows:
+        ours = set(device_cases.OPS) if row["kind"] == "ops" else {"clgemm"}
+        assert set(row["tflops"]) == set(row["errors"]) == ours | {"cuBLAS"}
+        assert all(0 <= error <= 1 for error in row["errors"].values())
+    facts = {"device": "D", "driver": "1", "date": "2026-01-01T", "versions": "v", "peer": "p",
+             "CLBlast": "absent", "limits": {"copy GB/s": 1.0}}  # fmt: skip
+    text = device_report.markdown(facts, rows)
+    assert "| TFLOP/s (÷ cuBLAS) | 20 |" in text
+    for name in ("sgemm, data for the fallback", "sgemm, fma", "cuBLAS, s", "sgemm 20"):
+        assert f"| {name} | " in text
+    assert "8x24x40" in text
+    assert "More than 10 % below NN" in text
+
+
+def test_a_wrong_peer_is_not_timed(session, monkeypatch):
+    for row in rows_of(session, monkeypatch, Peer(wrong=1.0)):
+        assert "WRONG" in row["faults"]["cuBLAS"]
+        assert "cuBLAS" not in row["tflops"]
+
+
+def test_a_slow_form_is_named():
+    rates = dict(zip(device_cases.OPS, (10.0, 9.1, 8.9, 10.0, 9.9), strict=True))
+    row = {"kind": "ops", "code": "s", "size": "2048", "configs": rates, "faults": {}}
+    row["tflops"] = rates
+    facts = dict.fromkeys(("device", "driver", "date", "versions", "peer", "CLBlast"), "x")
+    text = device_report.markdown(facts | {"limits": {}}, [row])
+    assert text.endswith("More than 10 % below NN: sgemm 2048 NT.")
+
+
+def test_the_fastest_of_clblasts_tuner_is_taken(tmp_path):
+    for name, ms, mwg in (("a", "2.0", 64), ("b", "1.0", 128)):
+        found = {"precision": "32", "best_time": ms, "best_parameters": f"MWG={mwg} PRECISION=32",
+                 "arg_m": "1024", "arg_n": "1024", "arg_k": "1024"}  # fmt: skip
+        (tmp_path / name).write_text(json.dumps(found), encoding="utf-8")
+    assert device_peers.tuner_results(tmp_path.iterdir()) == {"s": {"MWG": 128}}
 
 
 @pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
 def test_a_wrong_result_is_noticed(session, ops):
     g = on_device.problem("s", 33, 21, 17, ops)
     a, b = (on_device.normal("s", 33 * 33, seed) for seed in (1, 2))
-    resident = on_device.Resident(session, g, a, b)
+    resident = on_device.Resident(session, g, on_device.Operands(session, a, b))
     config = BY_NAME["direct"].default(session.traits, PRECISIONS["s"])
     assert resident.error(resident.launches(config)) <= 1
     assert resident.error(lambda: None) == np.inf, "NaN was left where no result was written"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.family import INT32_MAX, Config, KernelFamily, Plan
 from clgemm.kernels.tiled_plan import Cut
-from clgemm.kernels.tiling import fitted, items, local_elements, local_limit
+from clgemm.kernels.tiling import fitted, items, local_elements
 from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ MAX_MICRO_REALS = 160  # accumulators beyond this spill to memory on every GPU k
 TILES = (
     (128, 64, 16, 8, 8, 8), (64, 64, 16, 4, 4, 8), (128, 128, 16, 8, 16, 4), (64, 64, 16, 8, 8, 8),
     (128, 64, 8, 8, 8, 8), (64, 64, 16, 8, 4, 8), (64, 64, 16, 4, 8, 4), (128, 128, 8, 8, 16, 4),
-    (256, 128, 16, 8, 16, 4), (64, 32, 32, 8, 4, 8), (256, 128, 8, 8, 16, 4),
+    (256, 128, 8, 8, 16, 4), (64, 32, 32, 8, 4, 8),
     (128, 128, 8, 8, 8, 8), (64, 64, 8, 8, 4, 8), (64, 64, 8, 4, 4, 8), (64, 32, 16, 4, 4, 8),
     (128, 128, 16, 8, 8, 8), (256, 128, 16, 16, 8, 8), (64, 32, 32, 4, 4, 8),
     (32, 32, 16, 4, 2, 8), (96, 96, 16, 6, 6, 16), (160, 160, 16, 10, 10, 8),
@@ -152,7 +152,7 @@ class GpuTiled(KernelFamily):
             yield "a vector is at most 32 bytes"
         if p["MR"] * p["NR"] * precision.itemsize > 4 * MAX_MICRO_REALS:
             yield "the micro-tile fits the registers"
-        if local_elements(p) * precision.itemsize > local_limit(traits):
+        if local_elements(p) * precision.itemsize > traits.local_memory:
             yield "all stages of both tiles fit the local memory"
 
     def accepts(self, problem: Gemm) -> bool:

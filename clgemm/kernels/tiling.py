@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,7 @@ LEAST_MICRO = 16  # elements of a micro-tile that is cut no further: loads would
 LEAST_ITEMS = 64  # of a work-group
 USUAL_ITEMS = 128  # below, groups are too small to win by sharing out better
 MOST_DEPTH = 32  # KC of a tile that was cut: fewer barriers for what little lies between them
+TURNS = (2, 3, 8)  # macro-tiles a compute unit from which on `Rated` gives another rate
 LEAST_RATED = 192  # extent of C, and k, from which on large tiles are neither empty nor all edges
 
 
@@ -30,38 +32,25 @@ class Rated(NamedTuple):
     """A tile, and how fast it was on an H200."""
 
     params: dict[str, int]
-    tflops: tuple[float, float, float]
-    """With all compute units busy: with one, two, three or more work-groups on each."""
+    tflops: tuple[float, ...]
+    """If each compute unit has one, two, three to seven, or more of them to compute."""
 
 
 def _rated(tile: str, *tflops: float, **more: int) -> Rated:
     names = ("MC", "NC", "KC", "MR", "NR", "LANES_M")
-    params = dict(zip(names, map(int, tile.split()), strict=True))
-    return Rated(params | more, (tflops[0], tflops[1], tflops[2]))
+    return Rated(dict(zip(names, map(int, tile.split()), strict=True)) | more, tflops)
 
 
-# Large tiles load least and are quick with one work-group a compute unit, but small products cannot
-# be shared out in them; of equals the first is taken.
+# Large tiles are quick even if each compute unit has only one, but cannot share out small products.
 RATED: dict[str, tuple[Rated, ...]] = {
     "s": (
-        _rated("256 128 16 8 16 4", 49.5, 50.7, 51),
-        _rated("256 128 8 8 16 4", 48.7, 49.4, 49.8),
-        _rated("128 128 16 8 8 8", 46.5, 48, 48.4),
-        _rated("128 64 16 8 8 8", 35.5, 44.5, 47),
-        _rated("64 64 16 8 4 8", 27.7, 37.5, 41.5),
-        _rated("64 32 32 8 4 8", 27, 27, 27, SLICED_K=4, AHEAD=0),
+        _rated("256 128 8 8 16 4", 47.9, 48.5, 48.9, 48.9),
+        _rated("128 128 16 8 8 8", 46.1, 46.5, 47, 47.4),
+        _rated("128 64 16 8 8 8", 35.5, 44.5, 47, 49.6),
+        _rated("64 64 16 4 8 4", 28, 37.3, 41.5, 42),
+        _rated("64 32 32 8 4 8", 27, 27, 27, 27, SLICED_K=4, AHEAD=0, KU=4),
     )
 }
-
-
-def local_limit(traits: DeviceTraits) -> int:
-    """Give the bytes of local memory that a kernel may declare.
-
-    NVIDIA's OpenCL reports 48 KB, but takes kernels that declare what the hardware has: 99 KB or
-    more from compute capability 8.0 on.
-    """
-    modern = traits.compute_capability and traits.compute_capability >= (8, 0)
-    return max(traits.local_memory, 96 << 10) if modern else traits.local_memory
 
 
 def local_elements(p: Mapping[str, int]) -> int:
@@ -86,9 +75,10 @@ def _best_rated(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, i
 
     def seconds(rated: Rated) -> float:
         turns = -(-count_tiles(g, rated.params) // traits.compute_units)
-        return turns * rated.params["MC"] * rated.params["NC"] / rated.tflops[min(turns, 3) - 1]
+        rate = rated.tflops[bisect.bisect_right(TURNS, turns)]
+        return turns * rated.params["MC"] * rated.params["NC"] / rate
 
-    room, most = local_limit(traits), traits.max_work_group_size
+    room, most = traits.local_memory, traits.max_work_group_size
     fitting = [
         r
         for r in RATED.get(g.precision, ())
