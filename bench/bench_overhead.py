@@ -60,7 +60,7 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
     known = next(
         known
         for key, known in session.known.items()
-        if key[1] == precision.dtype and key[5] == a.shape and known.ready != "host"
+        if key[1] == precision.dtype and key[5] == a.shape and known.ready is not None
     )
     ready = known.ready
     if not isinstance(ready, Ready):
@@ -98,9 +98,13 @@ def rows(session: Session, code: str, n: int) -> dict[str, float]:
     a, b = operands(code, n)
     ours, theirs = getattr(clgemm, code + "gemm"), getattr(scipy.linalg.blas, code + "gemm")
     found = {f"scipy.linalg.blas.{code}gemm": microseconds(lambda: theirs(1.0, a, b))}
-    for wish in ("auto", "host", "device"):
+    for wish in ("", "host", "device"):
         os.environ["CLGEMM_ROUTE"] = wish
-        found[f"clgemm.{code}gemm, CLGEMM_ROUTE={wish}"] = microseconds(lambda: ours(1.0, a, b))
+        if not wish:
+            del os.environ["CLGEMM_ROUTE"]
+        found[f"clgemm.{code}gemm, CLGEMM_ROUTE={wish or 'unset'}"] = microseconds(
+            lambda: ours(1.0, a, b)
+        )
     return found | {f"    {name}": t for name, t in stages(session, code, n).items()}
 
 

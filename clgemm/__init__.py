@@ -3,6 +3,7 @@
 Importing this package touches no OpenCL: the first call does.
 """
 
+from clgemm._explain import explain
 from clgemm._matmul import matmul
 from clgemm._version import __version__
 from clgemm.blas import cgemm, dgemm, get_blas_funcs, sgemm, zgemm
@@ -15,17 +16,20 @@ from clgemm.errors import (
     GemmArgumentError,
     TuningError,
 )
+from clgemm.explanation import Explanation
 
 __all__ = [
     "BuildError",
     "ClgemmError",
     "ClgemmWarning",
     "DeviceError",
+    "Explanation",
     "GemmArgumentError",
     "TuningError",
     "__version__",
     "cgemm",
     "dgemm",
+    "explain",
     "get_blas_funcs",
     "matmul",
     "sgemm",

@@ -15,6 +15,7 @@ import scipy
 import scipy.linalg.blas
 
 from clgemm import blas, cli_cache, cli_tune, settings
+from clgemm._explain import of_shape
 from clgemm._version import __version__
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.problem import PRECISIONS, Precision
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clgemm.runtime.session import Session
+    from clgemm.tuning.shapes import Shape
     from clgemm.tuning.store import Store
 
 DEMO_N = 2048
@@ -142,6 +144,16 @@ def _demo_line(precision: Precision, n: int) -> bool:
     return error <= 1
 
 
+def print_explanations(codes: str, sizes: Sequence[Shape]) -> int:
+    """Print where column-major products would run; return the exit status."""
+    if not codes or not set(codes) <= set(PRECISIONS):
+        raise ClgemmError(f"--precision {codes!r}: give letters of sdcz")
+    for size in sizes:
+        for code in codes:
+            print(of_shape(code, size.m, size.n, size.k), flush=True)
+    return 0
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="clgemm", description=__doc__)
@@ -151,6 +163,9 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("info", help="devices, parameters, versions")
     cli_cache.add_parser(commands)
     cli_tune.add_parser(commands)
+    e = commands.add_parser("explain", help="where a product would run, and why")
+    e.add_argument("sizes", nargs="+", type=cli_tune.size_of, metavar="MxNxK")
+    e.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd")
     d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
     d.add_argument("--n", type=int, default=DEMO_N, help="size of the square matrices")
     d.add_argument("--precisions", default="sdcz", help="BLAS letters, e.g. sd")
@@ -167,10 +182,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "info":
             return info()
-        if arguments.command == "cache":
-            return cli_cache.run(arguments)
-        if arguments.command == "tune":
-            return cli_tune.run(arguments)
+        if arguments.command in {"cache", "tune"}:
+            run = cli_cache.run if arguments.command == "cache" else cli_tune.run
+            return run(arguments)
+        if arguments.command == "explain":
+            return print_explanations(arguments.precision, arguments.sizes)
         if arguments.n < 1 or not set(arguments.precisions) <= set(PRECISIONS):
             print("clgemm: error: demo needs --n >= 1 and letters of sdcz", file=sys.stderr)
             return 2

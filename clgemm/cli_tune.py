@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,7 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--device", help="as CLGEMM_DEVICE: any part of a platform's or device's name")
     p.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd (default: all four)")
     p.add_argument(
-        "--sizes", nargs="+", type=_size, default=[], metavar="MxNxK",
+        "--sizes", nargs="+", type=size_of, default=[], metavar="MxNxK",
         help="what to search for, e.g. 1000 or 3000x40x500; the finalists are timed with the "
         "usual shapes as well",
     )  # fmt: skip
@@ -50,7 +52,8 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw rates and all candidates")
 
 
-def _size(text: str) -> Shape:
+def size_of(text: str) -> Shape:
+    """Read a size of the command line, as 1000 or 3000x40x500."""
     try:
         return shapes.parse(text)
     except ValueError:
@@ -170,11 +173,21 @@ def _pyplot() -> Any:
         raise ClgemmError(PLOT_HINT) from error
 
 
+@contextmanager
+def _every_call_to_the_device() -> Iterator[None]:
+    before = os.environ.get("CLGEMM_ROUTE", "")
+    os.environ["CLGEMM_ROUTE"] = "device"
+    try:
+        yield
+    finally:
+        os.environ["CLGEMM_ROUTE"] = before
+
+
 def _rates(session: Session, precision: Precision) -> list[float]:
     """Time squares with the parameters in use, NumPy arrays in and out."""
     rng, found = np.random.default_rng(3), []
     gemm = getattr(blas, f"{precision.code}gemm")
-    with sessions.using(session):
+    with sessions.using(session), _every_call_to_the_device():
         for n in PLOT_SIZES:
             a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
             timed = timing.measure(partial(gemm, 1.0, a, b), stretch=timing.STRETCH)
@@ -192,10 +205,10 @@ def _plot(session: Session, results: Mapping[str, Result], file: Path) -> None:
         precision, tuned = PRECISIONS[code], session.tuned[code]
         left.plot(PLOT_SIZES, _rates(session, precision), "o-", label="tuned")
         session.tuned[code] = lookup.defaults(session.traits, precision, "for comparison")
-        session.known.clear()
+        session.forget()
         left.plot(PLOT_SIZES, _rates(session, precision), "s--", label="default")
         session.tuned[code] = tuned
-        session.known.clear()
+        session.forget()
         left.set(title=f"{code}gemm, squares", xlabel="n", ylabel="GFLOP/s", ylim=(0, None))
         left.legend()
         for name, shape in result.model.shapes.items():

@@ -7,47 +7,35 @@ of what BLAS cannot express, where to run, and how the data gets there.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm import host, settings, transfer
+from clgemm import calibration, host, settings, transfer
 from clgemm.errors import BuildError
 from clgemm.execute import Ready, slots
+from clgemm.explanation import Known, explained, unmeasured
 from clgemm.flow import Arrays
 from clgemm.kernels import BY_NAME
 from clgemm.pipeline import Pipeline, must_copy
-from clgemm.problem import BY_DTYPE, Operand, address_of, describe, layout_of
-from clgemm.route import route
+from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, address_of, describe, layout_of
+from clgemm.route import HOST, route
+from clgemm.runtime import faults
 from clgemm.runtime import session as sessions
 from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.explanation import Explanation
     from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
 
 log = logging.getLogger(__name__)
 
-HOST: Literal["host"] = "host"
 LAST_RESORT = "direct"  # the family that takes anything and needs nothing
 KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
-
-
-class Known(NamedTuple):
-    """What was decided for all calls whose arrays have the same shapes and strides."""
-
-    ready: Ready | Pipeline | Literal["host"]
-    problem: Gemm
-    turned: bool
-    """C is row-major: op(B).T is the first operand and op(A).T the second."""
-    pairs: bool
-    """Elements are complex, which NumPy may place between two multiples of their size."""
-
-    def name(self, session: Session) -> str:
-        """Name the call as messages do."""
-        return f"{self.problem.precision}gemm on {session}"
 
 
 def gemm(
@@ -90,6 +78,8 @@ def gemm(
     wish = settings.route()
     session = None if wish == "host" else sessions.current()
     if session is None:
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish)))
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
     _on_session(session, wish, alpha, a, b, beta, c, conj_a, conj_b)
@@ -100,19 +90,14 @@ def _on_session(
     c: NDArray[Any], conj_a: bool, conj_b: bool,
 ) -> None:  # fmt: skip
     """Find or make the decision on calls of this kind, and run this one."""
-    key = (
-        wish, c.dtype, beta != 0, conj_a, conj_b,
-        a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
-    )  # fmt: skip
-    known = session.known.get(key)
-    if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
+    known = _known(session, wish, a, b, c, beta != 0, conj_a, conj_b)
+    if known is None:
         left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
-        if left.data is not a or right.data is not b or layout_of(c) is None:
-            _by_copies(session, wish, alpha, left, right, beta, c)
-            return
-        known = _decide(session, wish, left, right, c, reads_c=beta != 0)
-        _remember(session, key, known)
-    if isinstance(known.ready, str):
+        _by_copies(session, wish, alpha, left, right, beta, c)
+        return
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", explained(session, known))
+    if known.ready is None:
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
     if known.turned:
@@ -124,13 +109,55 @@ def _on_session(
         places = [transfer.share(session, x) for x in (a, b, c)]
         known.ready.run(slots(known.problem, alpha, beta, *places))
     except session.cl.Error as error:
-        raise sessions.translated(error, known.name(session)) from error
+        raise faults.translated(error, known.name(session)) from error
+
+
+def _known(
+    session: Session, wish: str, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], reads_c: bool,
+    conj_a: bool, conj_b: bool,
+) -> Known | None:  # fmt: skip
+    """Find or make the decision on calls of this kind; None if BLAS cannot express an operand."""
+    key = (
+        wish, c.dtype, reads_c, conj_a, conj_b,
+        a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
+    )  # fmt: skip
+    known = session.known.get(key)
+    if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
+        if any(layout_of(x) is None for x in (a, b, c)):
+            return None
+        left, right = Operand(a, conj_a), Operand(b, conj_b)
+        known = _decide(session, wish, left, right, c, reads_c=reads_c)
+        _remember(session, key, known)
+    return known
+
+
+def _no_device(wish: str) -> str:
+    return "CLGEMM_ROUTE=host" if wish == HOST else "the driver did not survive the fork"
+
+
+def explain(
+    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], *, reads_c: bool, conj_a: bool, conj_b: bool
+) -> Explanation:
+    """Tell what `gemm` would do with these operands; see there."""
+    wish = settings.route()
+    session = None if wish == HOST else sessions.current()
+    if session is None:
+        return unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish))
+    copied = tuple(name for name, x in zip("abc", (a, b, c), strict=True) if layout_of(x) is None)
+    a, b = _expressible(Operand(a)).data, _expressible(Operand(b)).data
+    c = c if layout_of(c) is not None else np.empty(c.shape, c.dtype)
+    known = _known(session, wish, a, b, c, reads_c, conj_a, conj_b)
+    assert known is not None  # noqa: S101 - every layout has been seen to
+    return explained(session, known, copied)
 
 
 def _remember(session: Session, key: tuple[Any, ...], known: Known) -> None:
     if len(session.known) >= KNOWN_CALLS:
-        session.known.clear()
+        session.forget()
     session.known[key] = known
+    g = known.problem
+    if known.decision.device_seconds is not None and known.ready is None and g.batch == 1:
+        session.hosted.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
 
 
 def _scale(c: NDArray[Any], beta: complex) -> None:
@@ -184,13 +211,20 @@ def _decide(
         # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
         a, b, c = b.turned, a.turned, c.swapaxes(-1, -2)
     problem = describe(a, b, c, reads_c=reads_c)
-    ready: Ready | Pipeline | Literal["host"] = HOST
-    if route(problem, wish) != HOST:
+    measured = partial(calibration.break_evens, session, precision, partial(_product, session))
+    decision = route(session.traits, problem, wish, measured)
+    ready: Ready | Pipeline | None = None
+    if decision.where != HOST:
         session.require(precision)
-        with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
+        with faults.translated_errors(f"{problem.precision}gemm on {session}"):
             copies = must_copy(session, problem)
             ready = Pipeline(session, problem, build) if copies else build(session, problem)
-    return Known(ready, problem, turned, precision.is_complex)
+    return Known(ready, problem, decision, turned, precision.is_complex)
+
+
+def _product(session: Session, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
+    """Multiply on the device, whatever is faster."""
+    _on_session(session, "device", 1.0, a, b, 0.0, c, False, False)
 
 
 def build(session: Session, problem: Gemm) -> Ready:

@@ -15,6 +15,7 @@ import numpy as np
 from clgemm.driver import build
 from clgemm.execute import Ready, slots
 from clgemm.problem import ALIGNMENT, BY_DTYPE, Operand, address_of, describe, layout_of
+from clgemm.runtime import faults
 from clgemm.runtime import session as sessions
 
 if TYPE_CHECKING:
@@ -111,6 +112,6 @@ def enqueue(
 def _ready(session: Session, problem: Gemm) -> Ready:
     ready = session.device_plans.get(problem)
     if ready is None:
-        with sessions.translated_errors(f"{problem.precision}gemm on {session}"):
+        with faults.translated_errors(f"{problem.precision}gemm on {session}"):
             ready = session.device_plans[problem] = build(session, problem)
     return ready

@@ -28,6 +28,9 @@ def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: ND
         Overwritten.
     """
     routine = getattr(scipy.linalg.blas, code + "gemm")
+    if c.ndim > 2 and alpha == 1 and beta == 0 and not (a.conj or b.conj):
+        np.matmul(a.data, b.data, out=c)  # loops in C
+        return
     if c.ndim == 2:
         _one(routine, alpha, a.data, a.conj, b.data, b.conj, beta, c)
         return
@@ -45,6 +48,9 @@ def _one(
     beta: complex,
     c: NDArray[Any],
 ) -> None:
+    if c.flags.c_contiguous and not c.flags.f_contiguous:
+        # C.T = op(B).T @ op(A).T is written in place.
+        a, conj_a, b, conj_b, c = b.T, conj_b, a.T, conj_a, c.T
     a, trans_a = _operand(a, conj_a)
     b, trans_b = _operand(b, conj_b)
     in_place = c.flags.f_contiguous and c.flags.aligned

@@ -1,11 +1,13 @@
 """Small products, straight to SciPy and NumPy: what a launch costs, they need for the whole call.
 
 The faces ask here first, before they read their arguments.  Only calls of the plainest kind are
-taken; whatever is unusual about one is left to the faces, which know every rule.
+taken; whatever is unusual about one is left to the faces, which know every rule.  Larger products
+follow once the route has found that the host computes their shape faster.
 """
 
 from __future__ import annotations
 
+import logging
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +15,15 @@ import numpy as np
 import scipy.linalg.blas
 
 from clgemm import settings
+from clgemm.explanation import unmeasured
 from clgemm.problem import BY_DTYPE
 from clgemm.route import SMALL_FLOPS
+from clgemm.runtime import session as sessions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
 
 _ROUTINES = MappingProxyType(
     {dtype: getattr(scipy.linalg.blas, p.code + "gemm") for dtype, p in BY_DTYPE.items()}
@@ -26,7 +32,7 @@ _ROUTINES = MappingProxyType(
 _SMALL = MappingProxyType(
     {dtype: SMALL_FLOPS // (8 if p.is_complex else 2) for dtype, p in BY_DTYPE.items()}
 )
-_LARGEST = max(_SMALL.values())
+_WHY = "it is small, or the host was found to be faster"
 _FLAGS = (0, 1, 2)
 
 
@@ -40,7 +46,7 @@ def gemm(
     """
     if not (
         type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2
-        and a.size <= _LARGEST and b.size <= _LARGEST and a.dtype == dtype == b.dtype
+        and a.dtype == dtype == b.dtype
         and type(alpha) is float and alpha != 0 and type(trans_a) is int and type(trans_b) is int
         and trans_a in _FLAGS and trans_b in _FLAGS
     ):  # fmt: skip
@@ -51,8 +57,15 @@ def gemm(
         m, k = k, m
     if trans_b:
         rows, n = n, rows
-    if k != rows or not 0 < m * n * k <= _SMALL[dtype] or settings.route() != "auto":
+    product = m * n * k
+    if (
+        k != rows
+        or not (0 < product <= _SMALL[dtype] or (product and _hosted(dtype, m, n, k, a, b)))
+        or settings.route() != "auto"
+    ):
         return None
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", unmeasured(BY_DTYPE[dtype], (m, k), (m, n), _WHY))
     routine = _ROUTINES[dtype]
     if trans_a or trans_b:
         return cast("NDArray[Any]", routine(alpha, a, b, trans_a=trans_a, trans_b=trans_b))
@@ -64,9 +77,25 @@ def matmul(a: Any, b: Any) -> NDArray[Any] | None:
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2):
         return None
     dtype = a.dtype
-    if a.size > _LARGEST or b.size > _LARGEST or dtype not in _SMALL or b.dtype != dtype:
+    if dtype not in _SMALL or b.dtype != dtype:
         return None
     (m, k), (rows, n) = a.shape, b.shape
-    if k != rows or not 0 < m * n * k <= _SMALL[dtype] or settings.route() != "auto":
+    # A row-major result is the transposed product to the route.
+    product = m * n * k
+    if (
+        k != rows
+        or not (0 < product <= _SMALL[dtype] or (product and _hosted(dtype, n, m, k, a, b)))
+        or settings.route() != "auto"
+    ):
         return None
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s", unmeasured(BY_DTYPE[dtype], (m, k), (m, n), _WHY))
     return cast("NDArray[Any]", np.matmul(a, b))
+
+
+def _hosted(dtype: np.dtype[Any], m: int, n: int, k: int, a: Any, b: Any) -> bool:
+    """Tell whether the route is known to give a larger product to the host."""
+    session = sessions.opened()
+    if session is None or (dtype.char, m, n, k) not in session.hosted:
+        return False
+    return bool(a.flags.forc and b.flags.forc)  # SciPy copies operands with gaps

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from clgemm.errors import ClgemmWarning
+from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
@@ -39,6 +40,12 @@ def entry_with(*configs):
     found = [c if isinstance(c, dict) else as_data(c) for c in configs]
     variants = [data | {"rates": {}, "seconds": {}} for data in found]
     return {"shapes": {}, "variants": variants}
+
+
+def square(n, code="s"):
+    """Describe a product of square column-major matrices."""
+    x = np.empty((n, n), PRECISIONS[code].dtype, order="F")
+    return describe(Operand(x), Operand(x), x, reads_c=False)
 
 
 def heard(call):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scipy.linalg.blas
+from helpers import square
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -16,8 +17,7 @@ from hypothesis import strategies as st
 import clgemm
 from clgemm import blas, driver, host, small, transfer
 from clgemm.errors import BuildError, DeviceError
-from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.route import SMALL_FLOPS, route
+from clgemm.problem import PRECISIONS, Operand
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner
@@ -278,24 +278,6 @@ def test_host_takes_any_layout_too(code, rng, monkeypatch):
     want, size = reference.gemm(1.0, a, b, -1.0, c)
     driver.gemm(1.0, a, b, -1.0, c)
     reference.assert_within_bound(c, want, size, 5, precision.eps)
-
-
-def square(n, code="s"):
-    x = np.empty((n, n), PRECISIONS[code].dtype, order="F")
-    return describe(Operand(x), Operand(x), x, reads_c=False)
-
-
-def test_route_by_size():
-    assert route(square(2), "auto") == "host"
-    assert square(64).flops == SMALL_FLOPS
-    assert route(square(64), "auto") == "host"
-    assert route(square(65), "auto") == "device"
-    assert route(square(64, "c"), "auto") == "device", "four times the work"
-
-
-def test_route_by_wish():
-    assert route(square(2), "device") == "device"
-    assert route(square(512), "host") == "host"
 
 
 def like(session, **facts):

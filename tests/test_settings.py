@@ -127,3 +127,14 @@ def test_variables_are_read_at_each_use(monkeypatch):
     assert settings.route() == "host"
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
     assert settings.route() == "device"
+
+
+def test_the_route_is_read_at_each_call(monkeypatch):
+    """Whether it was set when clgemm was imported or not."""
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    assert settings.route() == "auto"
+    for text, meant in [("host", "host"), (" Device ", "device"), ("", "auto")]:
+        monkeypatch.setenv("CLGEMM_ROUTE", text)
+        assert settings.route() == meant
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    assert settings.route() == "auto"

@@ -22,7 +22,8 @@ from clgemm.errors import DeviceError
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.copiers import Copiers
-from clgemm.runtime.memory import DeviceMemory, is_short_of_memory
+from clgemm.runtime.faults import translated
+from clgemm.runtime.memory import DeviceMemory
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import Programs
 from clgemm.runtime.workspace import QueueWorkspace, Workspace
@@ -30,8 +31,9 @@ from clgemm.runtime.workspace import QueueWorkspace, Workspace
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clgemm.driver import Known
+    from clgemm.breakeven import BreakEven
     from clgemm.execute import Ready
+    from clgemm.explanation import Known
     from clgemm.problem import Gemm, Precision
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.lookup import Tuned
@@ -74,16 +76,22 @@ class Session:
         self.programs = Programs(self.context, self.traits, binaries)
         self.known: dict[tuple[Any, ...], Known] = {}
         """What `driver` decided and built, by the shapes and strides of a call."""
+        self.hosted: set[tuple[str, int, int, int]] = set()
+        """Precision, m, n and k of plain products that the host computes faster: see `small`."""
         self.device_plans: dict[Gemm, Ready] = {}
         """The same for operands that are on the device, by the problem."""
         self.queues: dict[cl.CommandQueue, QueueWorkspace] = {}
         """What calls on queues of the caller share."""
         self.tuned: dict[str, Tuned] = {}
         """Parameters in use by precision; `tuner` fills it."""
+        self.break_evens: dict[str, tuple[Tuned, BreakEven]] = {}
+        """Times beside the host's by precision, and the parameters they were measured with."""
         self.refused: set[str] = set()
         """Families that the driver's compiler refused."""
         self.tuning = threading.Lock()
         """Held while parameters are looked up or searched; a forked child's session has its own."""
+        self.measuring = threading.Lock()
+        """The same for break-evens."""
         self.running: list[None] = []
         """One entry for each call that is on the device now."""
         self.workspace = Workspace(self.context, system_svm=self.traits.system_svm)
@@ -94,6 +102,11 @@ class Session:
 
     def __str__(self) -> str:
         return self.traits.describe()
+
+    def forget(self) -> None:
+        """Decide anew on every kind of call."""
+        self.known.clear()
+        self.hosted.clear()
 
     def workspace_of(self, queue: cl.CommandQueue) -> QueueWorkspace:
         """Return what calls on a queue of the caller share; hold `lock`."""
@@ -116,37 +129,6 @@ class Session:
                 f"{precision.code}gemm: {self.traits.describe()} has no double precision "
                 "(cl_khr_fp64); set CLGEMM_DEVICE to a device that has, or use float32 or complex64"
             )
-
-
-def translated(error: Any, where: str) -> DeviceError | MemoryError:
-    """Turn an OpenCL error into one of clgemm's, with a cause and a remedy.
-
-    Parameters
-    ----------
-    error : pyopencl.Error
-        What was raised.
-    where : str
-        What was being done, on which device.
-    """
-    code = opencl.error_name(error)
-    if is_short_of_memory(error):
-        return MemoryError(
-            f"{where}: the device has no memory for this call ({code}); use smaller blocks, or "
-            "CLGEMM_ROUTE=host"
-        )
-    return DeviceError(
-        f"{where}: {error.routine} failed with {code}; set CLGEMM_DEVICE to another device, or "
-        "CLGEMM_ROUTE=host to work without one"
-    )
-
-
-@contextmanager
-def translated_errors(where: str) -> Iterator[None]:
-    """Do the same for a block of code that is not in the path of every call."""
-    try:
-        yield
-    except cl.Error as error:
-        raise translated(error, where) from error
 
 
 _lock = threading.Lock()
@@ -180,6 +162,11 @@ def current() -> Session | None:
         if _current is None:
             found, reason = devices.choose()
             _current = _open(found, reason, binaries(found.traits))
+    return _current
+
+
+def opened() -> Session | None:
+    """Return the session that calls use if there is one; never opens it."""
     return _current
 
 

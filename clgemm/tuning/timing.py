@@ -103,6 +103,21 @@ def _settled(
     return of_times(times).spread <= STEADY
 
 
+class Neighbours:
+    """Watches how much of the machine other processes take from now on."""
+
+    def __init__(self) -> None:
+        self._before, self._start = _busy_ticks(), time.perf_counter()
+
+    def share(self) -> float:
+        """Return how many cores they took on average; 0 where nothing tells."""
+        after, wall = _busy_ticks(), time.perf_counter() - self._start
+        if self._before is None or after is None:
+            return 0.0
+        ticks = (after[0] - self._before[0]) - (after[1] - self._before[1])
+        return ticks / os.sysconf("SC_CLK_TCK") / wall
+
+
 def _busy_ticks() -> tuple[float, float] | None:
     """Return the machine's and this process' busy time in clock ticks, None where nothing tells."""
     try:
@@ -135,13 +150,9 @@ def quiet_measure(
     """
     least_disturbed: tuple[float, Timing] | None = None
     for rejected in range(tries):
-        before, start = _busy_ticks(), time.perf_counter()
+        neighbours = Neighbours()
         timing = measure(run, seconds=seconds, least=least, most=most)
-        after, wall = _busy_ticks(), time.perf_counter() - start
-        if before is None or after is None:
-            return timing
-        ticks = (after[0] - before[0]) - (after[1] - before[1])
-        foreign = ticks / os.sysconf("SC_CLK_TCK") / wall
+        foreign = neighbours.share()
         if foreign < FOREIGN_SHARE:
             return timing._replace(rejected=rejected)
         if least_disturbed is None or foreign < least_disturbed[0]:

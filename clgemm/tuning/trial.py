@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import devices
+from clgemm.runtime import devices, faults
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import Checker
 from clgemm.tuning.course import Course, WrongResultError
@@ -80,7 +80,7 @@ class Trial:
             How long to time each shape.
         """
         try:
-            with sessions.translated_errors(str(config)):
+            with faults.translated_errors(str(config)):
                 every = task == CHECK
                 mismatch = "" if task == RACE else self._checker.mismatch(config, every=every)
                 if mismatch:

@@ -137,7 +137,7 @@ def tune(session: Session, code: str, effort: Effort) -> Result:
             raise TuningError(refusal)
         result = _campaign(session, precision, store, effort)
         session.tuned[code] = _store(store, precision, result)
-    session.known.clear()
+    session.forget()
     return result
 
 

@@ -13,7 +13,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import BuildError, ClgemmError, ClgemmWarning
-from clgemm.runtime import session as sessions
+from clgemm.runtime import faults
 from clgemm.tuning.check import Checker
 from clgemm.tuning.files import replace
 from clgemm.tuning.outcome import config_as_json
@@ -98,7 +98,7 @@ def _check(checker: Checker, store: Store, config: Config) -> str:
     candidate = config_as_json(config)
     store.begin(candidate)
     try:
-        with sessions.translated_errors(str(config)):
+        with faults.translated_errors(str(config)):
             return checker.quick(config)
     except BuildError as error:
         return str(error)

@@ -1,0 +1,221 @@
+"""Measures where the device breaks even with the host's BLAS, once, and remembers it.
+
+The times are those of whole calls, launches and transfers included.  They are kept beside the
+device's tuned parameters in a file of their own, with what they depend on: the host and its BLAS,
+and the parameters in use.  A change of either measures again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.linalg.blas
+
+from clgemm import host_blas, settings
+from clgemm.breakeven import BreakEven, Curve
+from clgemm.tuning import lookup, timing, tuner
+from clgemm.tuning.files import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from clgemm.breakeven import Shape
+    from clgemm.problem import Precision
+    from clgemm.runtime.session import Session
+    from clgemm.tuning.store import Store
+
+    Gemm2D = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], object]
+    Gemm2 = Callable[[NDArray[Any], NDArray[Any]], object]
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+SHAPES: tuple[Shape, ...] = (
+    (8, 8, 8), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 8, 2048), (128, 128, 128),
+    (1, 512, 512), (512, 1, 512), (512, 512, 1), (192, 192, 192), (16, 512, 512), (512, 16, 512),
+    (512, 512, 16), (256, 256, 256), (64, 64, 2048), (512, 512, 512), (1024, 1024, 1024),
+)  # fmt: skip
+"""Small first: what would take too long is left out, with all that is larger."""
+ELEMENTS = 1024**2
+ROUNDS = 3  # a burst of foreign load spoils one of them
+LEAST, MOST = 2, 8  # runs of each side, shape and round
+BLOCK_SECONDS = 0.0006  # of them in all, if they are short
+LONG = 0.003  # seconds: longer products are timed in the first round only
+LONGEST = 0.025  # seconds that one product may take
+ENOUGH = 4  # measurements on a busy machine, of which the least times stay
+BUDGET = 0.3  # seconds; what a process that waits for another one's result expects
+
+
+class _Measured(NamedTuple):
+    """What is stored of one precision."""
+
+    times: BreakEven
+    tries: int
+    """How often it was measured on a busy machine, `ENOUGH` if on a quiet one."""
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether a process need not measure again."""
+        return self.tries >= ENOUGH
+
+
+def break_evens(session: Session, precision: Precision, on_device: Gemm2D) -> BreakEven | None:
+    """Return what was measured of a precision on a device; the first call measures.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    precision : Precision
+        What is multiplied.
+    on_device : callable
+        Computes ``c[...] = a @ b`` on the device, transfers included.
+
+    Returns
+    -------
+    BreakEven or None
+        None with ``CLGEMM_TUNE=off``: nothing is measured then, nor read.
+    """
+    if not settings.tuning_enabled():
+        return None
+    code = precision.code
+    tuned = tuner.tuned_for(session, code)
+    known = session.break_evens.get(code)
+    if known is not None and known[0] is tuned:
+        return known[1]
+    with session.measuring:
+        known = session.break_evens.get(code)
+        if known is None or known[0] is not tuned:
+            stamp = {"host": host_blas.identity(), "parameters": _digest(tuned.configs)}
+            found = _read_or_measure(session, precision, stamp, on_device)
+            known = session.break_evens[code] = tuned, found
+    return known[1]
+
+
+def _digest(configs: object) -> str:
+    return hashlib.sha256(repr(configs).encode()).hexdigest()[:16]
+
+
+def _path(store: Store) -> Path:
+    return store.path.with_name(f"{store.path.stem}.route")
+
+
+def _read_or_measure(
+    session: Session, precision: Precision, stamp: dict[str, Any], on_device: Gemm2D
+) -> BreakEven:
+    store, name = lookup.store_for(session.traits), lookup.entry_name(precision)
+    found = _read(store, name, stamp)
+    if found is not None and found.settled:
+        return found.times
+    # One process after the other: side by side they would measure each other.
+    with store.turn(f"{name}-route", BUDGET, lambda _seconds: None):
+        before = _read(store, name, stamp)
+        if before is not None and (before.settled or before != found):
+            return before.times
+        neighbours, start = timing.Neighbours(), time.perf_counter()
+        times = measured(precision, on_device)
+        busy = neighbours.share() > timing.FOREIGN_SHARE * host_blas.usable_cores()
+        log.info(
+            "measured where %sgemm breaks even with the host's BLAS in %.2f s%s",
+            precision.code, time.perf_counter() - start, " on a busy machine" if busy else "",
+        )  # fmt: skip
+        tries = (before.tries if before is not None else 0) + 1
+        if busy and before is not None:
+            times = times.least(before.times)
+        found = _Measured(times, tries if busy else ENOUGH)
+        _write(store, name, stamp, found)
+    return found.times
+
+
+def _entries(store: Store) -> dict[str, Any]:
+    """Read what is stored; nothing where that cannot be read."""
+    try:
+        data = json.loads(_path(store).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    good = isinstance(data, dict) and data.get("schema") == SCHEMA
+    entries = data.get("precisions") if good else None
+    return entries if isinstance(entries, dict) else {}
+
+
+def _read(store: Store, name: str, stamp: dict[str, Any]) -> _Measured | None:
+    entry: Any = _entries(store).get(name)
+    try:
+        if entry["stamp"] != stamp:
+            return None
+        sides = (Curve.from_json(entry[side]) for side in BreakEven._fields)
+        return _Measured(BreakEven(*sides), int(entry["tries"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> None:
+    sides = {side: curve.as_json() for side, curve in found.times._asdict().items()}
+    entries = _entries(store) | {name: {"stamp": stamp, "tries": found.tries} | sides}
+    try:
+        replace(_path(store), {"schema": SCHEMA, "precisions": entries})
+    except OSError as error:  # a later process measures again, which is cheap
+        log.debug("break-evens cannot be kept in %s: %s", _path(store), error)
+
+
+def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
+    """Time whole products of a few shapes on both sides, in turn.
+
+    A machine's cores get faster and slower together, so neither side may have a moment of its own;
+    and since noise only adds, the least time stands for each.
+    """
+    rng = np.random.default_rng(11)
+    a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
+    routine = getattr(scipy.linalg.blas, f"{precision.code}gemm")
+
+    def by_device(x: NDArray[Any], y: NDArray[Any]) -> None:
+        on_device(x, y, np.empty((x.shape[0], y.shape[1]), x.dtype, "F"))
+
+    def by_host(x: NDArray[Any], y: NDArray[Any]) -> None:
+        routine(1.0, x, y)
+
+    times: dict[Shape, tuple[list[float], list[float]]] = {}
+    for turn in range(ROUNDS):
+        for shape in SHAPES[: len(times)] if turn else SHAPES:
+            slowest = max(map(max, times.get(shape, ())), default=0.0)
+            if turn and slowest > LONG:
+                break
+            m, n, k = shape
+            x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
+            sides = times.setdefault(shape, ([], []))
+            for side, gemm in zip(sides, (by_host, by_device), strict=True):
+                side.extend(_timed(gemm, x, y, warm=bool(turn)))
+            if not turn and _next(times, shape) > LONGEST:
+                break
+    return BreakEven(
+        *(Curve.fitted({shape: min(t[side]) for shape, t in times.items()}) for side in range(2))
+    )
+
+
+def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any], *, warm: bool) -> list[float]:
+    """Return the seconds of a few runs."""
+    if not warm:
+        gemm(x, y)
+    found: list[float] = []
+    while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST):
+        before = time.perf_counter()
+        gemm(x, y)
+        found.append(time.perf_counter() - before)
+    return found
+
+
+def _next(times: dict[Shape, tuple[list[float], list[float]]], last: Shape) -> float:
+    """Predict the seconds of the shape that follows `last`, at the slower side's rate."""
+    following = SHAPES[SHAPES.index(last) + 1 :]
+    if not following:
+        return 0.0
+    return max(map(min, times[last])) * math.prod(following[0]) / math.prod(last)

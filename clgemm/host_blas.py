@@ -1,0 +1,86 @@
+"""What the host's own BLAS is: its processor, SciPy's library, the kernels and threads it uses."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import scipy
+import scipy.linalg
+
+# Two ways of naming OpenBLAS' functions: as SciPy's wheels do, and as everybody else does.
+PREFIXES = ("scipy_", "")
+THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_CORETYPE",
+    "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+
+
+class OpenBlas(NamedTuple):
+    """SciPy's OpenBLAS as it runs in this process."""
+
+    core: str
+    """Whose kernels it chose, such as Haswell (AVX2) or SkylakeX (AVX-512)."""
+    threads: int
+    config: str
+    """Its version and how it was built."""
+
+
+def openblas() -> OpenBlas | None:
+    """Ask SciPy's OpenBLAS; None if SciPy uses another BLAS or it cannot be asked."""
+    extension: Any = getattr(scipy.linalg, "_fblas", None)
+    try:
+        library = ctypes.CDLL(extension.__file__)
+    except (AttributeError, OSError):
+        return None
+    for prefix in PREFIXES:
+        try:
+            core, config, threads = (
+                getattr(library, f"{prefix}openblas_get_{what}")
+                for what in ("corename", "config", "num_threads")
+            )
+        except AttributeError:
+            continue
+        core.restype = config.restype = ctypes.c_char_p
+        return OpenBlas(core().decode(), int(threads()), config().decode())
+    return None
+
+
+@lru_cache(maxsize=1)
+def processor() -> str:
+    """Name the host's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def identity() -> dict[str, str | int]:
+    """Return the facts that the host's rates depend on, in clear, as JSON can hold them."""
+    blas: Any = scipy.show_config(mode="dicts")
+    library = blas.get("Build Dependencies", {}).get("blas", {})
+    running = openblas()
+    return {
+        "processor": processor(),
+        "cores": usable_cores(),
+        "scipy": scipy.__version__,
+        "blas": f"{library.get('name', '?')} {library.get('version', '?')}",
+        "kernels": running.core if running else "?",
+        "threads": running.threads if running else 0,
+        "environment": " ".join(
+            f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if os.environ.get(name)
+        ),
+    }

@@ -1,0 +1,396 @@
+"""Where calls run: rules, predictions, what is measured and kept, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import FrozenInstanceError, replace
+
+import numpy as np
+import pytest
+import scipy.linalg.blas
+from helpers import CPU, GPU, run_python, square
+
+import clgemm
+from clgemm import _explain, calibration, cli, driver, host_blas, small
+from clgemm.breakeven import BreakEven, Curve, counts
+from clgemm.problem import PRECISIONS
+from clgemm.route import SMALL_FLOPS, SMALL_WITH_COPIES, TIE, route
+from clgemm.runtime import session as sessions
+from clgemm.tuning import lookup, timing
+
+SHAPES = calibration.SHAPES
+HOST_RATES, DEVICE_RATES = (1e-6, 2e-11, 1e-10, 3e-10), (2e-5, 1e-11, 1e-10, 3e-10)
+
+
+def curve(rates, shapes=SHAPES):
+    """Make a curve of times that follow from rates exactly."""
+    return Curve.fitted({s: sum(map(float.__mul__, rates, map(float, counts(*s)))) for s in shapes})
+
+
+def ideal():
+    """Give the device half the time of a large product, and 20 us for a launch."""
+    return BreakEven(curve(HOST_RATES), curve(DEVICE_RATES))
+
+
+def where(traits, problem, wish, measured=None):
+    return route(traits, problem, wish, lambda: measured).where
+
+
+def never():
+    raise AssertionError("nothing had to be compared")
+
+
+@pytest.mark.parametrize("traits", [CPU, GPU], ids=["CPU", "GPU"])
+def test_by_size_where_nothing_is_measured(traits):
+    assert where(traits, square(2), "auto") == "host"
+    assert square(64).flops == SMALL_FLOPS
+    assert square(192).flops == SMALL_WITH_COPIES
+    assert route(traits, square(64), "auto", never).where == "host"
+    limit = 64 if traits.unified_memory else 192
+    assert where(traits, square(limit), "auto") == "host"
+    assert where(traits, square(limit + 1), "auto") == "device"
+    assert where(traits, square(limit, "c"), "auto") == "device", "four times the work"
+
+
+def test_by_wish():
+    assert route(CPU, square(2), "device", never).where == "device"
+    assert route(CPU, square(512), "host", never).where == "host"
+
+
+def test_the_faster_one_is_taken():
+    found = ideal()
+    for n in range(65, 600, 5):
+        g = square(n)
+        decision = route(CPU, g, "auto", lambda: found)
+        host, device = decision.host_seconds, decision.device_seconds
+        assert decision.where == ("device" if device <= TIE * host else "host")
+        exact = [sum(map(float.__mul__, r, map(float, counts(n, n, n)))) for r in
+                 (HOST_RATES, DEVICE_RATES)]  # fmt: skip
+        np.testing.assert_allclose((host, device), exact, rtol=1e-6)
+    assert where(CPU, square(80), "auto", found) == "host"
+    assert where(CPU, square(300), "auto", found) == "device"
+
+
+def test_a_stack_is_launched_once():
+    found, one = ideal(), square(80)
+    stack = one._replace(batch=50, stride_a=6400, stride_b=6400, stride_c=6400)
+    assert where(CPU, one, "auto", found) == "host"
+    assert where(CPU, stack, "auto", found) == "device"
+
+
+def test_gaps_cost_the_host_a_copy():
+    """SciPy copies an operand whose columns are apart; a device reads it where it lies."""
+    found, g = ideal(), square(90)
+    gaps = g._replace(lda=100, ldb=100)
+    assert found.host_seconds(gaps) > found.host_seconds(g)
+    assert found.device_seconds(gaps) == found.device_seconds(g)
+
+
+def test_predictions_are_exact_where_measured_and_near_between():
+    """Threads that start at some size make a step that no sum of counts follows."""
+
+    def seconds(m, n, k):
+        return 1e-6 + 2e-11 * m * n * k + (4e-5 if m * n * k > 110**3 else 0)
+
+    found = Curve.fitted({s: seconds(*s) for s in SHAPES})
+    for shape in SHAPES:
+        assert found.one(*shape) == pytest.approx(seconds(*shape), rel=0.15)
+    for n in (150, 230, 320, 700, 2000, 8000):
+        assert found.one(n, n, n) == pytest.approx(seconds(n, n, n), rel=0.25)
+
+
+def test_rates_are_never_negative_and_few_times_suffice(rng):
+    for count in (1, 2, 3, 5, len(SHAPES)):
+        noisy = {s: 1e-5 * rng.uniform(0.2, 5) for s in SHAPES[:count]}
+        found = Curve.fitted(noisy)
+        assert min(found.rates) >= 0
+        assert 0 < found.one(3000, 3000, 3000) < np.inf
+
+
+def test_curves_survive_json():
+    found = curve(HOST_RATES)
+    again = Curve.from_json(json.loads(json.dumps(found.as_json())))
+    assert again == found
+    for bad in ([], [[1, 2, 3]], [[1, 2, 3, -1.0]], [[0, 2, 3, 1.0]], None, [[1, 1, 1, "x"]]):
+        with pytest.raises((TypeError, ValueError)):
+            Curve.from_json(bad)
+
+
+def test_two_measurements_merge_to_the_least_times():
+    fast, slow = curve(HOST_RATES), curve([3 * r for r in HOST_RATES], SHAPES[:5])
+    merged = BreakEven(fast, slow).least(BreakEven(slow, fast))
+    assert merged.host == fast
+    assert dict(merged.device.seconds) == dict(fast.seconds)
+
+
+def found_of(session):
+    """Return the device of a session."""
+    return next(f for f in sessions.devices.find() if f.traits == session.traits)
+
+
+@pytest.fixture
+def fresh(session, monkeypatch, tmp_path):
+    """Give a session that has measured nothing, tuning on, and an empty cache directory."""
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:4])
+    session = sessions.Session(found_of(session), "a test")
+    for code, precision in PRECISIONS.items():
+        session.tuned[code] = lookup.defaults(session.traits, precision, "a test")
+    with sessions.using(session):
+        yield session
+
+
+@pytest.fixture
+def measurements(monkeypatch):
+    """Record the precisions that are measured; another process' share of the machine is set."""
+    done, real = [], calibration.measured
+
+    def measured(precision, on_device):
+        done.append(precision.code)
+        return real(precision, on_device)
+
+    monkeypatch.setattr(calibration, "measured", measured)
+    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
+    return done
+
+
+def again(session):
+    """Forget what is in memory, as another process would not know it."""
+    session.break_evens.clear()
+    session.forget()
+
+
+def decide(n=100, code="s"):
+    a = np.ones((n, n), PRECISIONS[code].dtype, "F")
+    np.testing.assert_allclose(getattr(clgemm, f"{code}gemm")(1.0, a, a), a @ a)
+    return clgemm.explain(a, a)
+
+
+def test_break_evens_are_measured_once_and_kept(fresh, measurements):
+    decide()
+    decide(90)
+    assert measurements == ["s"]
+    assert fresh.break_evens["s"][1].host.seconds.keys() == set(SHAPES[:4])
+    again(fresh)
+    first = decide()
+    assert measurements == ["s"]
+    decide(70, "d")
+    assert measurements == ["s", "d"]
+    again(fresh)
+    assert decide() == first
+    assert measurements == ["s", "d"]
+
+
+@pytest.mark.parametrize("change", ["host", "parameters", "damage", "schema"])
+def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_path):
+    decide()
+    if change == "host":
+        monkeypatch.setattr(calibration.host_blas, "identity", lambda: {"threads": 99})
+    elif change == "parameters":
+        model = fresh.tuned["s"].model
+        model = replace(model, variants=model.variants * 2)
+        fresh.tuned["s"] = replace(fresh.tuned["s"], model=model)
+    else:
+        (path,) = tmp_path.glob("*.route")
+        text = path.read_text()
+        broken = {"damage": text[:-9], "schema": text.replace('schema": 1', 'schema": 0')}
+        path.write_text(broken[change])
+    if change != "parameters":
+        again(fresh)
+    fresh.forget()
+    decide()
+    assert measurements == ["s", "s"]
+
+
+def test_a_busy_machine_is_measured_again_but_not_for_ever(fresh, measurements, monkeypatch):
+    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 1.0)
+    for _ in range(calibration.ENOUGH + 3):
+        decide()
+        again(fresh)
+    assert len(measurements) == calibration.ENOUGH
+
+
+def test_what_a_busy_machine_measured_ends_with_a_quiet_moment(fresh, measurements, monkeypatch):
+    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 1.0)
+    decide()
+    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
+    for _ in range(3):
+        again(fresh)
+        decide()
+    assert len(measurements) == 2
+
+
+def test_nothing_is_measured_or_read_with_tuning_off(fresh, measurements, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLGEMM_TUNE", "off")
+    assert decide().host_seconds is None
+    assert not measurements
+    assert not fresh.break_evens
+    assert not list(tmp_path.glob("*.route"))
+
+
+def test_a_directory_that_cannot_be_written_fails_no_call(fresh, measurements, monkeypatch):
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", "/proc/nowhere")
+    decide()
+    decide(80)
+    assert measurements == ["s"]
+    assert fresh.break_evens["s"]
+
+
+def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
+    """From the second call on, without the driver."""
+    launch = BreakEven(curve(HOST_RATES), curve([1.0, *DEVICE_RATES[1:]]))
+    monkeypatch.setattr(calibration, "measured", lambda *_: launch)
+    a, b = np.ones((100, 90), np.float32), np.ones((90, 80), np.float32, "F")
+    kinds = {
+        "gemm": lambda x, y: clgemm.sgemm(2.0, x, y),
+        "matmul": clgemm.matmul,
+    }
+    for name, call in kinds.items():
+        fresh.forget()
+        first = call(a, b)
+        assert len(fresh.hosted) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "gemm", None)
+            np.testing.assert_array_equal(call(a, b), first)
+            with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
+                call(np.ones((100, 180), np.float32)[:, ::2], b)
+            with pytest.raises(TypeError):  # no such shape was decided on
+                call(a[:99], b)
+            patch.setenv("CLGEMM_ROUTE", "device")
+            with pytest.raises(TypeError):
+                call(a, b)
+        assert name in kinds
+
+
+def test_small_forgets_when_parameters_change(fresh):
+    fresh.hosted.add(("f", 100, 100, 100))
+    x = np.ones((100, 100), np.float32)
+    assert small.matmul(x, x) is not None
+    fresh.forget()
+    assert small.matmul(x, x) is None
+
+
+@pytest.mark.parametrize("order", "FC")
+def test_the_host_writes_either_order_in_place(order, rng, monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    a, b = rng.uniform(-1, 1, (30, 20)) + 1j, rng.uniform(-1, 1, (20, 10)) - 2j
+    c = np.zeros((30, 10), complex, order)
+    used, real = [], scipy.linalg.blas.zgemm
+
+    def zgemm(*arguments, **more):
+        used.append(more)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(scipy.linalg.blas, "zgemm", zgemm)
+    driver.gemm(1.0, a, b, 0.0, c, conj_a=True)
+    np.testing.assert_allclose(c, a.conj() @ b)
+    assert np.shares_memory(used[0]["c"], c)
+
+
+def test_the_host_multiplies_stacks_by_numpy(rng, monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    monkeypatch.setattr(scipy.linalg.blas, "dgemm", None)
+    a, b = rng.uniform(-1, 1, (40, 5, 6)), rng.uniform(-1, 1, (40, 6, 7))
+    np.testing.assert_allclose(clgemm.matmul(a, b), np.matmul(a, b))
+
+
+def test_explain_tells_what_happens(fresh, monkeypatch):
+    monkeypatch.setattr(calibration, "measured", lambda *_: ideal())
+    x = np.ones((300, 300), np.float32)
+    found = clgemm.explain(x, x)
+    assert isinstance(found, clgemm.Explanation)
+    assert (found.route, found.product) == ("device", "sgemm (300 x 300 x 300)")
+    assert found.device == fresh.traits.describe()
+    assert found.config.startswith(fresh.tuned["s"].configs[0].family)
+    assert found.origin == fresh.tuned["s"].origin
+    assert found.device_seconds < found.host_seconds < 1e-2
+    for word in ("300", "device", found.config, "predicted", "transfers"):
+        assert word in str(found)
+    shared = fresh.traits.unified_memory
+    assert (found.bytes_up, found.bytes_down) == ((0, 0) if shared else (720000, 360000))
+    with pytest.raises(FrozenInstanceError):
+        found.route = "host"
+    host = clgemm.explain(x[:70, :70], x[:70, :70], trans_b=1)
+    assert (host.route, host.config) == ("host", "")
+    assert "host's BLAS is faster" in str(host)
+    assert clgemm.explain(x[:2], x[:, :2]).host_seconds is None
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    assert clgemm.explain(x, x).why == "CLGEMM_ROUTE=host"
+
+
+def test_explain_looks_at_every_kind_of_operand(session):
+    with sessions.using(session):
+        z = np.empty((4, 80, 80), complex)
+        stack = clgemm.explain(z, z)
+        assert stack.product == "zgemm 4 x (80 x 80 x 80)"
+        assert clgemm.explain(z[0, ::2, ::2], z[0, :40]).copied == ("a",)
+        assert "copied first" in str(clgemm.explain(z[0, ::2, ::2], z[0, :40]))
+        assert clgemm.explain(z[0], z[0], z[1], beta=2, trans_a=2).route == "device"
+        assert clgemm.explain(np.empty((3, 4), int), np.empty((4, 2), int)).route == "host"
+        assert clgemm.explain(np.empty((3, 4), np.float16), np.empty(4, np.float16)).route
+        assert (
+            clgemm.explain(np.empty((3, 0)), np.empty((0, 2))).why == "there is nothing to multiply"
+        )
+        with pytest.raises(ValueError, match="inner dimensions"):
+            clgemm.explain(z[0], z[0, :3])
+        with pytest.raises(ValueError, match="c is"):
+            clgemm.explain(z[0], z[0], z)
+        with pytest.raises(TypeError, match="on a device"):
+            clgemm.explain(clgemm.to_device(z[0]), z[0])
+        assert "sgemm (50 x 40 x 30)" in str(_explain.of_shape("s", 50, 40, 30))
+
+
+@pytest.mark.parametrize("wish", ["auto", "device", "host"])
+def test_each_call_says_what_it_does(session, wish, caplog, monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", wish)
+    a, tiny = np.ones((90, 90), np.float32), np.ones((3, 3), np.float32)
+    with sessions.using(session), caplog.at_level(logging.DEBUG, logger="clgemm"):
+        for x in (a, tiny):
+            for call in (lambda x=x: clgemm.sgemm(1.0, x, x), lambda x=x: clgemm.matmul(x, x)):
+                caplog.clear()
+                call()
+                lines = [r.getMessage() for r in caplog.records if "sgemm" in r.getMessage()]
+                assert len(lines) == 1
+                on = "host" if wish == "host" or (wish == "auto" and x is tiny) else "device"
+                assert f"on the {on}" in lines[0]
+                assert f"{len(x)} x {len(x)} x {len(x)}" in lines[0]
+
+
+def test_the_host_s_blas_is_named():
+    found = host_blas.identity()
+    assert all(isinstance(value, str | int) for value in found.values())
+    assert host_blas.usable_cores() >= 1
+    running = host_blas.openblas()
+    if running is None:
+        pytest.skip("SciPy's BLAS is no OpenBLAS, or its library cannot be asked")
+    assert found["kernels"] == running.core
+    program = "from clgemm import host_blas; print(host_blas.identity()['threads'])"
+    run = run_python(program, OPENBLAS_NUM_THREADS=1)
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
+def test_the_command_line_explains(capsys):
+    assert cli.main(["explain", "90", "3x50x40", "--precision", "sz"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "sgemm (90 x 90 x 90)", "zgemm (90 x 90 x 90)",
+        "sgemm (3 x 50 x 40)", "zgemm (3 x 50 x 40)",
+    ]  # fmt: skip
+    assert cli.main(["explain", "90", "--precision", "q"]) == 1
+    assert "sdcz" in capsys.readouterr().err
+
+
+def test_explain_counts_blocks_and_bytes(session, monkeypatch):
+    """Where operands are copied, as they are for a limit that they do not fit in."""
+    monkeypatch.setenv("CLGEMM_DEVICE_MEMORY_MB", "1")
+    x = np.empty((600, 600), np.float32)
+    with sessions.using(sessions.Session(found_of(session), "a test")):
+        found = clgemm.explain(x, x)
+    assert found.route == "device"
+    assert found.blocks > 1
+    assert found.bytes_up >= 2 * x.nbytes
+    assert found.bytes_down == pytest.approx(x.nbytes, rel=0.2)
+    assert f"in {found.blocks} blocks" in str(found)
