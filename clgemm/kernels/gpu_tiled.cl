@@ -117,7 +117,8 @@ void gpu_tiled(GEMM_ARGS)
     b += from * step_b;
 #endif
 
-    const int item = SLICED_K > 1 ? get_local_id(0) % SHARE : get_local_id(0), lane = item % 32, lanes = item / 32;
+    const int item = SLICED_K > 1 ? get_local_id(0) % SHARE : get_local_id(0);
+    const int lane = item % 32, lanes = item / 32;
     const int share = SLICED_K > 1 ? get_local_id(0) / SHARE : 0, first_p = share * DEPTH;
 #if ZORDER
     const int octet = lane / 8;
@@ -173,12 +174,12 @@ void gpu_tiled(GEMM_ARGS)
     VecW va[1 + AHEAD][MR / VW], vb[1 + AHEAD][NR / VW];
 #define READ(to, p)                                                                            \
     UNROLL for (int u = 0; u < MR / VW; u++)                                                   \
-        va[to][u] = LOCAL_A ? tile_read(tile_a + stage * TILE_A, LD_A, TURN_A, ROW(u),          \
+        va[to][u] = LOCAL_A ? tile_read(tile_a + stage * TILE_A, LD_A, TURN_A, ROW(u),         \
                                         first_p + (p))                                         \
                             : global_read(a + (p) * (ALONG_K_A ? 1 : g.lda), g.lda, ALONG_K_A, \
                                           ROW(u), rows, WIDE_A, g.conj_a);                     \
     UNROLL for (int u = 0; u < NR / VW; u++)                                                   \
-        vb[to][u] = LOCAL_B ? tile_read(tile_b + stage * TILE_B, LD_B, TURN_B, COLUMN(u),       \
+        vb[to][u] = LOCAL_B ? tile_read(tile_b + stage * TILE_B, LD_B, TURN_B, COLUMN(u),      \
                                         first_p + (p))                                         \
                             : global_read(b + (p) * (ALONG_K_B ? 1 : g.ldb), g.ldb, ALONG_K_B, \
                                           COLUMN(u), columns, WIDE_B, g.conj_b);
@@ -237,7 +238,7 @@ void gpu_tiled(GEMM_ARGS)
 
     int first_j = 0;  // of the work-item's columns, those that its share stores
 #if SLICED_K > 1
-    // Pairs of shares: each gives the other one half of its columns and adds what it gets to the rest.
+    // Pairs of shares: each gives the other half of its columns and adds what it gets to the rest.
     UNROLL
     for (int bit = 1, kept = NR / 2; bit < SLICED_K; bit *= 2, kept /= 2) {
         const int upper = (share & bit) != 0;
