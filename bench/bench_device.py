@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import sys
 import time
 from datetime import datetime, timezone
@@ -27,10 +27,10 @@ import device_limits
 import device_peers
 import device_report
 import on_device
-from device_cases import CLBLAST, CLGEMM, CUBLAS, SETS, SIZES, TUNED, Case
+from device_cases import CLGEMM, CUBLAS, SETS, SIZES
+from device_rows import Bench, choose_fp32, run_all
 
 from clgemm.cli import versions
-from clgemm.errors import ClgemmError
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
@@ -40,133 +40,8 @@ from clgemm.tuning import tuner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from device_peers import CLBlast, CuBLAS, Run
-    from on_device import Operands
-
     from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
-
-PEER_ROUNDS = 2  # of CLBlast, which is far behind
-FP32 = "CLGEMM_FP32"
-
-
-class Bench:
-    """What all cases share.
-
-    Parameters
-    ----------
-    session : Session
-        The device.
-    cublas, clblast : CuBLAS, CLBlast or str
-        The peers; a string says why CLBlast is not there.
-    forced : Callable
-        The configuration of a problem.
-    rounds : int
-        Blocks of each way to run a case.
-    """
-
-    def __init__(
-        self, session: Session, cublas: CuBLAS, clblast: CLBlast | str,
-        forced: Callable[[Session, Gemm], Config], rounds: int,
-    ) -> None:  # fmt: skip
-        self.session, self.cublas, self.clblast = session, cublas, clblast
-        self._config, self._rounds = forced, rounds
-
-    def run(self, case: Case, operands: Operands) -> dict[str, Any]:
-        """Check and time one case."""
-        forms = case.forms
-        row: dict[str, Any] = {
-            "kind": case.kind, "code": case.code, "size": case.size, "errors": {}, "faults": {},
-            "configs": {},
-        }  # fmt: skip
-        runs: dict[str, Run] = {}
-        for name, g in forms.items():
-            resident = on_device.Resident(self.session, g, operands)
-            config = self._config(self.session, g)
-            row["configs"][name] = str(config)
-            try:
-                run = resident.launches(config)
-                self._admit(row, runs, name, resident.error(run), (run, resident.finish))
-            except ClgemmError as fault:
-                row["faults"][name] = str(fault).splitlines()[0]
-        first = next(iter(forms.values()))
-        runs_cublas, fetch = self.cublas.product(first, operands)
-        resident = on_device.Resident(self.session, first, operands)
-        self._admit(row, runs, CUBLAS, resident.error_of(fetch()), runs_cublas)
-        row["seconds"] = on_device.side_by_side(runs, self._rounds)
-        row["tflops"] = {
-            name: forms.get(name, first).flops / t / 1e12 for name, t in row["seconds"].items()
-        }
-        if case.kind in {"squares", "skinny"}:
-            self.run_clblast(case, operands, row, CLBLAST)
-        return row
-
-    def run_clblast(self, case: Case, operands: Operands, row: dict[str, Any], name: str) -> None:
-        """Check and time CLBlast with the parameters that it has now."""
-        if isinstance(self.clblast, str):
-            return
-        g = next(iter(case.forms.values()))
-        resident = on_device.Resident(self.session, g, operands)
-        run, finish = self.clblast.product(self.session, resident)
-        runs: dict[str, Run] = {}
-        try:
-            self._admit(row, runs, name, resident.error(run, before=0.0), (run, finish))
-        except RuntimeError as fault:
-            row["faults"][name] = str(fault)
-        for found, t in on_device.side_by_side(runs, PEER_ROUNDS).items():
-            row["seconds"][found], row["tflops"][found] = t, g.flops / t / 1e12
-
-    @staticmethod
-    def _admit(
-        row: dict[str, Any], runs: dict[str, Run], name: str, error: float, run: Run
-    ) -> None:
-        """Let a way to run a case be timed if its result was right."""
-        row["errors"][name] = error
-        if error <= 1:
-            runs[name] = run
-        else:
-            row["faults"][name] = f"WRONG: {error:.3g} times the error bound"
-
-
-def run_all(
-    bench: Bench, found: list[Case], tuned: dict[str, dict[str, int]]
-) -> list[dict[str, Any]]:
-    """Run the cases of each precision on the same operands, then CLBlast's again, tuned."""
-    session, rows = bench.session, []
-    for code in dict.fromkeys(case.code for case in found):
-        ours = [case for case in found if case.code == code]
-        count = max(case.elements for case in ours)
-        flat = (on_device.normal(code, count, seed) for seed in (1, 2))
-        usual = on_device.Operands(session, *flat)
-        peers: list[tuple[Case, dict[str, Any]]] = []
-        for case in ours:
-            choose_fp32(session, "fma" if case.kind == "fma" else "")
-            fallback = case.kind == "fallback"
-            row = bench.run(
-                case, device_cases.fallback_operands(session, case, usual) if fallback else usual
-            )
-            rows.append(row)
-            if case.kind in {"squares", "skinny"}:
-                peers.append((case, row))
-            print(device_report.line(row), flush=True)
-        choose_fp32(session, "")
-        if code in tuned and not isinstance(bench.clblast, str):
-            bench.clblast.override(session, code, tuned[code])
-            for case, row in peers:
-                bench.run_clblast(case, usual, row, TUNED)
-                print(device_report.line(row), flush=True)
-    return rows
-
-
-_FP32_BEFORE = os.environ.get(FP32, "auto")
-
-
-def choose_fp32(session: Session, way: str) -> None:
-    """Set CLGEMM_FP32; "": as it was when the bench began."""
-    way = way or _FP32_BEFORE
-    if os.environ.get(FP32, "auto") != way:
-        os.environ[FP32] = way
-        session.tuned.clear()  # it decides what may compete
 
 
 def parameters_in_use(session: Session, codes: str) -> dict[str, str]:
@@ -234,6 +109,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sets", default=",".join(SETS), help="of " + ", ".join(SETS))
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after that")
     parser.add_argument("--family", choices=sorted(BY_NAME), help="its default, not the tuner's")
     parser.add_argument("--config", help="parameters as a JSON object; needs --family")
     parser.add_argument("--clblast-tuned", type=Path, nargs="*", default=[])
@@ -262,10 +138,16 @@ def main() -> int:
     found = list(
         device_cases.cases(arguments.sets.split(","), arguments.precisions, arguments.sizes)
     )
-    rows = run_all(bench, found, tuned)
-    head |= {"under load": loaded(bench), "CLBlast parameters": tuned,
-             "seconds": round(time.perf_counter() - start)}  # fmt: skip
+    rows = run_all(bench, found, tuned, start + arguments.seconds)
+    head |= {
+        "under load": loaded(bench),
+        "CLBlast parameters": tuned,
+        "left out": len(found) - len(rows),
+        "seconds": round(time.perf_counter() - start),
+    }
     print(f"\nunder load: {head['under load']}\n{head['seconds']} s\n")
+    if head["left out"]:
+        print(f"{head['left out']} cases were left out: --seconds had passed\n")
     print(device_report.markdown(head, rows))
     if arguments.json:
         arguments.json.write_text(json.dumps(head | {"rows": rows}, indent=1), encoding="utf-8")

@@ -36,9 +36,10 @@ def line(row: Row) -> str:
 def markdown(facts: dict[str, Any], rows: list[Row]) -> str:
     """Give all tables."""
     limits = ", ".join(f"{name} {value:.1f}" for name, value in facts["limits"].items())
+    origins = ", ".join(dict.fromkeys(facts["parameters"].values()))
     intro = (
         f"{facts['device']}, driver {facts['driver']}, {facts['date'][:10]}, {facts['versions']}, "
-        f"{facts['peer']}, {facts['CLBlast']}. Measured limits: {limits}."
+        f"{facts['peer']}, {facts['CLBlast']}. Measured limits: {limits}. Parameters: {origins}."
     )
     tables = (
         _by_size([row for row in rows if row["kind"] in NAMES]),

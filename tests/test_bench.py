@@ -22,10 +22,10 @@ if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_device, bench_ladder, device_cases, device_peers, device_report, on_device = (
+bench_ladder, device_cases, device_peers, device_report, device_rows, on_device = (
     import_module(name)
     for name in (
-        "bench_device", "bench_ladder", "device_cases", "device_peers", "device_report", "on_device"
+        "bench_ladder", "device_cases", "device_peers", "device_report", "device_rows", "on_device"
     )
 )  # fmt: skip
 
@@ -95,8 +95,8 @@ def rows_of(session, monkeypatch, peer, config=None):
     monkeypatch.setenv("CLGEMM_FP32", "auto")
     monkeypatch.setattr(on_device, "BLOCK_SECONDS", 1e-6)
     direct = BY_NAME["direct"].default(session.traits, PRECISIONS["s"])
-    bench = bench_device.Bench(session, peer, "CLBlast: absent", lambda *_: config or direct, 1)
-    return bench_device.run_all(bench, list(device_cases.cases(device_cases.SETS, "s", [20])), {})
+    bench = device_rows.Bench(session, peer, "CLBlast: absent", lambda *_: config or direct, 1)
+    return device_rows.run_all(bench, list(device_cases.cases(device_cases.SETS, "s", [20])), {})
 
 
 def test_every_row_is_checked_timed_and_shown(session, monkeypatch):
@@ -108,8 +108,9 @@ def test_every_row_is_checked_timed_and_shown(session, monkeypatch):
         assert set(row["tflops"]) == set(row["errors"]) == ours | {"cuBLAS"}
         assert all(0 <= error <= 1 for error in row["errors"].values())
     facts = {"device": "D", "driver": "1", "date": "2026-01-01T", "versions": "v", "peer": "p",
-             "CLBlast": "absent", "limits": {"copy GB/s": 1.0}}  # fmt: skip
+             "CLBlast": "absent", "limits": {"copy GB/s": 1.0}, "parameters": {"s": "defaults"}}  # fmt: skip
     text = device_report.markdown(facts, rows)
+    assert "Parameters: defaults." in text
     assert "| TFLOP/s (÷ cuBLAS) | 20 |" in text
     for name in ("sgemm, data for the fallback", "sgemm, fma", "cuBLAS, s", "sgemm 20"):
         assert f"| {name} | " in text
@@ -123,12 +124,17 @@ def test_a_wrong_peer_is_not_timed(session, monkeypatch):
         assert "cuBLAS" not in row["tflops"]
 
 
+def test_no_case_begins_after_the_given_time(session):
+    bench = device_rows.Bench(session, Peer(), "CLBlast: absent", None, 1)
+    assert device_rows.run_all(bench, list(device_cases.cases(["squares"], "s", [20])), {}, 0) == []
+
+
 def test_a_slow_form_is_named():
     rates = dict(zip(device_cases.OPS, (10.0, 9.1, 8.9, 10.0, 9.9), strict=True))
     row = {"kind": "ops", "code": "s", "size": "2048", "configs": rates, "faults": {}}
     row["tflops"] = rates
     facts = dict.fromkeys(("device", "driver", "date", "versions", "peer", "CLBlast"), "x")
-    text = device_report.markdown(facts | {"limits": {}}, [row])
+    text = device_report.markdown(facts | {"limits": {}, "parameters": {}}, [row])
     assert text.endswith("More than 10 % below NN: sgemm 2048 NT.")
 
 
