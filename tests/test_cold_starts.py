@@ -300,12 +300,14 @@ for turn in range(50):
     assert entries["d"]["trials"] == list(range(500))
     assert set(written) <= set(entries), "an entry was lost"
     assert store.why_unused() == ""
-    if store._journal.exists():
-        read(store._journal)
+    journal = store.path.with_name("0123.trying.json")
+    if journal.exists():
+        read(journal)
 assert written and store.interrupted()
 tune(50, written.append)
 assert set(written) <= set(store.read())
 assert len(store.interrupted()) <= 50
+assert not list(folder.glob("*.alive")), "locks of the killed are cleared away"
 print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
 """
 

@@ -21,7 +21,7 @@ from clgemm.tuning.record import Effort
 
 S = PRECISIONS["s"]
 EFFORT = Effort(seconds=60.0)  # the budget is never what ends the search
-HANG_SECONDS = 4.0
+HANG_SECONDS = 8.0
 WANT = {
     faulty.ABORTS: ("crash", "ended with"),
     faulty.HANGS: ("hang", "no answer within"),

@@ -330,21 +330,61 @@ def test_candidates_that_killed_their_process_are_remembered(tmp_path):
     assert make(tmp_path, "4567").interrupted() == [], "another device"
 
 
+ALIVE = KILLED.replace("os._exit(7)", "print('begun', flush=True); input(); os._exit(7)")
+
+
 def test_a_candidate_that_another_process_tries_is_not_interrupted(tmp_path):
     store, candidate = make(tmp_path), {"family": "f", "params": {}}
-    store.begin(candidate)
-    journal = json.loads(store._journal.read_text())
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        journal["running"][0]["pid"] = other.pid
-        store._journal.write_text(json.dumps(journal))
+    other = subprocess.Popen(
+        [sys.executable, "-c", ALIVE, tmp_path, json.dumps(IDENTITY), json.dumps(candidate)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with other:
+        assert other.stdout.readline() == b"begun\n"
+        noted = trying(tmp_path)
         assert store.interrupted() == []
         store.begin(candidate)
+        assert store.interrupted() == [candidate], "this process' own, which it has left"
         store.end(candidate)
-        assert json.loads(store._journal.read_text()) == journal, "the other's note is its own"
-    finally:
-        other.communicate(b"")
+        assert trying(tmp_path) == noted, "the other's note is its own"
+        other.communicate(b"\n")
     assert store.interrupted() == [candidate], "now it has ended without a word"
+    store.begin({"family": "g"})
+    store.end({"family": "g"})
+    assert store.interrupted() == [candidate]
+    assert list(tmp_path.glob("*.alive")) == [], "locks of the dead are cleared away"
+
+
+def trying(folder):
+    return json.loads((folder / "0123.trying.json").read_text())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_tries_for_itself(tmp_path):
+    store = make(tmp_path)
+    store.begin({"family": "parent"})
+    child = os.fork()
+    if not child:
+        store.begin({"family": "child"})
+        os._exit(0)
+    os.waitpid(child, 0)
+    names = [note["candidate"]["family"] for note in trying(tmp_path)["running"]]
+    assert names == ["parent", "child"]
+    assert {c["family"] for c in store.interrupted()} == {"parent", "child"}
+    store.end({"family": "parent"})
+    assert store.interrupted() == [{"family": "child"}]
+
+
+def test_a_name_in_a_journal_leads_nowhere_else(tmp_path):
+    store, elsewhere = make(tmp_path / "cache"), tmp_path / "x.alive"
+    store.begin({"family": "f"})
+    elsewhere.touch()
+    journal = json.loads((tmp_path / "cache" / "0123.trying.json").read_text())
+    journal["running"].append({"life": "/../../x", "candidate": {}})
+    (tmp_path / "cache" / "0123.trying.json").write_text(json.dumps(journal))
+    store.end({"family": "f"})
+    assert elsewhere.exists()
 
 
 @pytest.mark.parametrize(
@@ -355,13 +395,13 @@ def test_a_candidate_that_another_process_tries_is_not_interrupted(tmp_path):
         "[]",
         '{"kernels": "k1"}',
         '{"kernels": "k1", "running": 3}',
-        '{"kernels": "k1", "running": [1, {}, {"pid": "x", "candidate": {}}, {"pid": 1}]}',
+        '{"kernels": "k1", "running": [1, {}, {"life": 3, "candidate": {}}, {"life": "a"}]}',
         "[" * 200_000,
     ],
 )
 def test_a_garbled_journal_is_an_empty_one(text, tmp_path):
     store = make(tmp_path)
-    store._journal.write_text(text)
+    (tmp_path / "0123.trying.json").write_text(text)
     assert quiet(store.interrupted) == []
     store.begin({"family": "f"})
     assert store.interrupted() == [{"family": "f"}]

@@ -104,7 +104,8 @@ def fine(config, seconds=1.0):
 
 @pytest.fixture
 def fake(monkeypatch):
-    """Replace the child process; by default every candidate is equally good."""
+    """Replace the child process; by default every candidate is equally good, and all are tried."""
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "90")
     monkeypatch.setattr(FakeWorker, "tried", [])
     monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _task: fine(config)))
     monkeypatch.setattr(campaign, "Worker", FakeWorker)
@@ -131,7 +132,7 @@ def test_a_miss_searches_and_stores(fake, cache, caplog):
     assert record.levelname == "INFO"
     assert "tuning sgemm" in record.getMessage()
     assert CPU.name in record.getMessage()
-    assert "5 s" in record.getMessage()
+    assert "90 s" in record.getMessage()
     entry = stored(cache)["precisions"]["s"]
     assert set(entry["shapes"]) == set(SHAPES)
     assert [v["params"] for v in entry["variants"]] == [dict(c.params) for c in tuned.configs]
@@ -142,6 +143,7 @@ def test_a_miss_searches_and_stores(fake, cache, caplog):
     raced = {config for config, task in fake.tried if task == RACE}
     assert set(trials[len(tried) :]) == raced, "what was raced has a line for that"
     assert raced >= set(tuned.configs)
+    assert set(entry["variants"][0]["seconds"]) == set(SHAPES), "what wins has run all of them"
     assert tried[0] == PACKED.default(CPU, S), "the default is tried first"
     assert set(tried) == set(SPACE)
     assert str(cache) in tuned.origin
@@ -393,6 +395,7 @@ def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
 
 
 def test_the_budget_ends_a_search(fake, monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     now = [100.0]
     monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from clgemm.kernels.family import KernelSpec
     from clgemm.runtime.binaries import Binaries
     from clgemm.traits import DeviceTraits
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOG_LINES = 20
+MOST_BUILDS = 8  # at a time
 
 
 class Programs:
@@ -75,6 +80,25 @@ class Programs:
             ) from error
         log.debug("built %s in %.3f s", spec, time.perf_counter() - start)
         return kernel
+
+    def build_ahead(self, specs: Iterable[KernelSpec]) -> None:
+        """Build what is not built yet, several programs at a time, as far as the driver can.
+
+        What does not build is left for `kernel` to report.
+        """
+        missing = [spec for spec in dict.fromkeys(specs) if spec not in self._programs]
+        if len(missing) > 1:
+            workers = min(len(missing), os.cpu_count() or 1, MOST_BUILDS)
+            with ThreadPoolExecutor(workers, "clgemm-build") as pool:
+                built = pool.map(self._program_or_none, missing)
+                self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
+
+    def _program_or_none(self, spec: KernelSpec) -> cl.Program | None:
+        try:
+            return self._program(spec)
+        except (cl.Error, RuntimeError, ptx.PtxError) as error:
+            log.debug("not built ahead: %s: %s", spec, error)
+            return None
 
     def keep(self, spec: KernelSpec, binaries: Binaries) -> None:
         """Keep a kernel that was built here on disk, for other processes."""

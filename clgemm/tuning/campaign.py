@@ -80,7 +80,7 @@ class Campaign:
         quick = effort.mode == "quick"
         self._search = Search(families, traits, precision, first, known_only=quick)
         self._outcomes: list[Outcome] = []
-        self._durations: list[float] = []  # of those that went well
+        self._durations: dict[Config, float] = {}  # of those that went well
         self._side = 0
         for config, outcome in failures(store, traits, precision).items():
             self._search.skip(config)
@@ -122,13 +122,17 @@ class Campaign:
         Each winner is checked in all transposes, which builds more kernels and takes no longer
         than the longest trial.  The caller need not build: what passed is kept on disk.
         """
-        longest = max(self._durations[1:], default=SOME_SECONDS)  # the first one's also calibrated
+        longest = max(self._later(), default=SOME_SECONDS)
         racing = RACE_ROUNDS * min(RACERS, len(self._search.results())) * self._typical()
         kept = min(RACE_SHARE * self._effort.seconds, racing) + WINNERS * longest
         return self._effort.seconds - self._passed() - kept
 
     def _typical(self) -> float:
-        return max(SOME_SECONDS, statistics.median(self._durations[1:] or [0.0]))
+        return max(SOME_SECONDS, statistics.median(self._later() or [0.0]))
+
+    def _later(self) -> list[float]:
+        """Return what trials took but the first, which made the operands as well."""
+        return list(self._durations.values())[1:]
 
     def _try_candidates(self, worker: Worker, progress: Progress) -> None:
         while True:
@@ -150,25 +154,26 @@ class Campaign:
             self._search.report(outcome)
             self._outcomes.append(outcome)
             if outcome.ok:
-                self._durations.append(time.monotonic() - began)
+                self._durations[proposal.config] = time.monotonic() - began
                 self._side = outcome.side
             progress.show(len(self._outcomes), self._rate())
 
     def _rate(self) -> float:
         """Return the best GFLOP/s at the first of the shapes, 0 if none was timed."""
-        name, seconds = next(iter(self._search.best().items()), ("", 0.0))
-        return self._shapes()[name].rate(self._precision.code, seconds) if seconds else 0.0
+        best = self._search.best()
+        name = next(iter(best), "")
+        return self._shapes()[name].rate(self._precision.code, best[name]) if best else 0.0
 
     def _time(self, worker: Worker, proposal: Proposal) -> Outcome:
         seconds = TIMED_SECONDS[min(proposal.effort, len(TIMED_SECONDS) - 1)]
         return self._attempt(worker, proposal.config, TRY, seconds=seconds)
 
-    def _limit(self) -> float:
+    def _limit(self, config: Config) -> float:
         """Return how long a candidate may take: longer than any before, not all that is left."""
-        if not self._durations:
-            return HANG_SECONDS
+        if config.family not in {c.family for c in self._search.results()}:
+            return HANG_SECONDS  # nothing is known of its family's builds
         least = min(LEAST_HANG_SECONDS, LATE_SHARE * self._effort.seconds)
-        some = max(least, 2 * max(self._durations[1:], default=0.0), HANG_SHARE * self._left())
+        some = max(least, 2 * max(self._durations.values()), HANG_SHARE * self._left())
         return min(HANG_SECONDS, some)
 
     def _attempt(
@@ -178,7 +183,7 @@ class Campaign:
         self._store.begin(candidate)
         outcome: Outcome | None = None
         best = self._search.best() if task == TRY else {}
-        limit = self._limit() if task == TRY else HANG_SECONDS
+        limit = self._limit(config) if task == TRY else HANG_SECONDS
         try:
             outcome = worker.attempt(config, best, task=task, limit=limit, seconds=seconds)
             if outcome.status == "hang" and limit < LEAST_HANG_SECONDS:
@@ -198,27 +203,24 @@ class Campaign:
         dict
             Seconds by shape, by configuration, without those that failed.
         """
-        racers = self._search.finalists(RACERS)
-        count = len(self._shapes()) * max(1, len(racers)) * RACE_ROUNDS
-        turn = RACE_SHARE * self._effort.seconds / count
-        end = self._passed() + max(RACE_SHARE * self._effort.seconds, self._left())
+        racers, tried = self._search.finalists(RACERS), self._search.results()
+        turn = RACE_SHARE * self._effort.seconds / (len(self._shapes()) * RACERS * RACE_ROUNDS)
         turns: dict[Config, list[Outcome]] = {config: [] for config in racers}
-        for config in racers * RACE_ROUNDS:
-            if self._passed() > end and any(turns.values()):
-                break
-            if config in turns:
+        for config in racers * RACE_ROUNDS * (len(racers) > 1):
+            began = self._passed()
+            if config in turns and began + self._durations.get(config, 0.0) < self._effort.seconds:
                 outcome = self._attempt(worker, config, RACE, seconds=turn)
+                self._durations[config] = self._passed() - began
                 if outcome.ok:
                     turns[config].append(outcome)
                 else:
                     del turns[config]
                     self._outcomes.append(outcome)
                     self._search.report(outcome)
-        for outcomes in turns.values():
-            if outcomes:
-                self._outcomes.append(replace(outcomes[0], seconds=medians(outcomes)))
-        tried = self._search.results()
-        return {c: medians(found or [tried[c]]) for c, found in turns.items()}
+        if not all(turns.values()):  # no time for all: what only some have run decides nothing
+            return {config: dict(tried[config].seconds) for config in turns}
+        self._outcomes += (replace(x[0], seconds=medians(x)) for x in turns.values())
+        return {config: medians(outcomes) for config, outcomes in turns.items()}
 
     def _winners(self, worker: Worker, times: dict[Config, dict[str, float]]) -> model.Model:
         """Choose the few that are near the best at each shape, and pass the full check."""

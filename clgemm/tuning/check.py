@@ -145,20 +145,17 @@ class Checker:
         str
             The first mismatch with its numbers, or "".
         """
-        if every not in self._cases:
-            self._cases[every] = list(self._make(SHAPES, every=every))
-        cases = self._cases[every]
-        turns = [(case, REPEATS) for case in cases]
+        turns = [(case, REPEATS) for case in self._made(every=every)]
         if every:
             often = next(self._make([OFTEN_SHAPE], every=False))
             turns.append((often, WINNER_REPEATS))
         return next(filter(None, (self._repeat(config, *turn) for turn in turns)), "")
 
-    def kernels(self, config: Config) -> set[KernelSpec]:
-        """Name the kernels that a configuration was checked with, in all transposes."""
+    def kernels(self, config: Config, *, every: bool) -> set[KernelSpec]:
+        """Name the kernels that a configuration is checked with, in all transposes or in none."""
         return {
             step.kernel
-            for x in self._cases.get(True, ())
+            for x in self._made(every=every)
             for step in planned(
                 self._session, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
             )[1].steps
@@ -175,6 +172,11 @@ class Checker:
             if mismatch:
                 return f"{mismatch}, in run {count + 1} of {repeats}"
         return ""
+
+    def _made(self, *, every: bool) -> list[Case]:
+        if every not in self._cases:
+            self._cases[every] = list(self._make(SHAPES, every=every))
+        return self._cases[every]
 
     def _make(self, shapes: Iterable[tuple[int, int, int]], *, every: bool) -> Iterator[Case]:
         precision, rng = self._precision, np.random.default_rng(20)

@@ -15,11 +15,11 @@ from clgemm.tuning.shapes import SEARCHED, Shape, standard
 from clgemm.tuning.stopwatch import Stopwatch, Traced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from clgemm.kernels.family import Config
+    from clgemm.kernels.family import Config, KernelSpec
     from clgemm.runtime.session import Session
     from clgemm.tuning.timing import Timing
 
@@ -102,6 +102,8 @@ class Course:
             self.side = self._calibrate(config)
         shapes = self.shapes
         names = shapes if every else (self._asked or SEARCHED)
+        kernels = self._kernels(config, (shapes[name] for name in names))
+        self._session.programs.build_ahead(kernels)
         times = {
             name: self.time_shape(config, shapes[name], best.get(name), seconds) for name in names
         }
@@ -156,6 +158,16 @@ class Course:
                 Operand(a), Operand(b), place_a, place_b, entries, rows, want, limit
             )
         return self._products[shape]
+
+    def _kernels(self, config: Config, shapes: Iterable[Shape]) -> Iterator[KernelSpec]:
+        """Name the kernels that shapes take, of those that the family does not decline."""
+        traits, family = self._session.traits, BY_NAME[config.family]
+        for shape in shapes:
+            problem = shape.problem(self._precision.code)
+            problem = problem._replace(aligned=not traits.unified_memory)
+            if family.accepts(problem):
+                plan = family.plan(traits, problem, config)
+                yield from (step.kernel for step in plan.steps)
 
     def _prepared(
         self, config: Config, shape: Shape

@@ -8,8 +8,6 @@ it knows neither kernels nor OpenCL.
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from clgemm._version import __version__
 from clgemm.errors import ClgemmWarning
 from clgemm.tuning import locks
 from clgemm.tuning.files import SCHEMA, Contents, clear_left_behind, contents, replace
+from clgemm.tuning.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +62,7 @@ class Store:
         self.path = folder / f"{fingerprint}.json"
         self.kernels = kernels
         self._lock = folder / f"{fingerprint}.lock"
-        self._journal = folder / f"{fingerprint}.trying.json"
+        self._journal = Journal(folder / f"{fingerprint}.trying.json", kernels)
         self._aside = folder / f"{fingerprint}.json.aside"
         self._head = {
             "schema": SCHEMA, "identity": dict(identity), "architecture": dict(architecture or {}),
@@ -175,49 +174,14 @@ class Store:
 
     def begin(self, candidate: Mapping[str, Any]) -> None:
         """Note a candidate that is about to run, in case it takes everything down with it."""
-        self._note({"pid": os.getpid(), "candidate": dict(candidate)}, running=True)
+        with suppress(OSError), self._merging():  # `write` reports what cannot be written
+            self._journal.begin(candidate)
 
     def end(self, candidate: Mapping[str, Any]) -> None:
         """Note that the candidate has ended, well or not."""
-        self._note({"pid": os.getpid(), "candidate": dict(candidate)}, running=False)
+        with suppress(OSError), self._merging():
+            self._journal.end(candidate)
 
     def interrupted(self) -> list[dict[str, Any]]:
         """Return the candidates that were running when a process was killed, last or earlier."""
-        return [note["candidate"] for note in self._notes() if not _runs_elsewhere(note["pid"])]
-
-    def _note(self, note: Mapping[str, Any], *, running: bool) -> None:
-        with suppress(OSError), self._merging():  # `write` reports what cannot be written
-            notes = [x for x in self._notes() if x != note] + [dict(note)] * running
-            if notes:
-                replace(self._journal, {"kernels": self.kernels, "running": notes})
-            else:
-                self._journal.unlink(missing_ok=True)
-
-    def _notes(self) -> list[dict[str, Any]]:
-        try:
-            data = json.loads(self._journal.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return []
-        if not isinstance(data, dict) or data.get("kernels") != self.kernels:
-            return []
-        notes = data.get("running")
-        return [
-            note
-            for note in (notes if isinstance(notes, list) else [])
-            if isinstance(note, dict)
-            and isinstance(note.get("pid"), int)
-            and isinstance(note.get("candidate"), dict)
-        ]
-
-
-def _runs_elsewhere(pid: int) -> bool:
-    """Tell whether another process with this number is alive; False where asking would hurt."""
-    if os.name != "posix" or pid <= 0 or pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # another user's
-    return True
+        return self._journal.interrupted()

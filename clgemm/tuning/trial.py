@@ -82,9 +82,12 @@ class Trial:
         try:
             with faults.translated_errors(str(config)):
                 every = task == CHECK
-                mismatch = "" if task == RACE else self._checker.mismatch(config, every=every)
-                if mismatch:
-                    return Outcome(config, "wrong", mismatch)
+                if task != RACE:
+                    kernels = self._checker.kernels(config, every=every)
+                    self._session.programs.build_ahead(kernels)
+                    mismatch = self._checker.mismatch(config, every=every)
+                    if mismatch:
+                        return Outcome(config, "wrong", mismatch)
                 times = {}
                 if every:
                     self._keep(config)
@@ -110,7 +113,7 @@ class Trial:
         """Keep a winner's programs on disk: who called for the search need not build them again."""
         binaries = sessions.binaries(self._session.traits)
         if binaries is not None:
-            for spec in self._checker.kernels(config):
+            for spec in self._checker.kernels(config, every=True):
                 self._session.programs.keep(spec, binaries)
 
 
