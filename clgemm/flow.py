@@ -1,8 +1,7 @@
 """One gemm whose operands are copied: tiles arrive, are multiplied and leave at the same time.
 
-The calling thread hands tiles to the copiers as slots become free, launches each step when its
-tiles are under way (the device waits for them), and hands a finished tile of C to the copiers.  It
-is one step ahead of the device, so that the device never waits for it.
+A tile sets out as soon as a slot is free, a step is launched as soon as its tiles are on their way
+(the device waits for them), and a tile of C comes home when its last step has ended.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clgemm import slices
 from clgemm.execute import slots
 from clgemm.runtime.memory import is_short_of_memory
-from clgemm.runtime.moves import Move
+from clgemm.runtime.moves import Move, is_over
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.staging import PIECE
 from clgemm.runtime.workspace import QueueWorkspace
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
     from clgemm.execute import Ready
     from clgemm.problem import Gemm
-    from clgemm.runtime.moves import Job
     from clgemm.runtime.session import Session
-    from clgemm.slices import Name, Schedule, Step, Tile
+    from clgemm.runtime.traffic import Traffic
+    from clgemm.slices import Name, Schedule, Tile
 
-INLINE = 2 << 20  # bytes up to which waking threads takes longer than copying
-PARTS = 48  # of all operands: several for each thread
+INLINE = 2 << 20  # bytes of all operands up to which waking threads takes longer than copying
+PARTS = 24  # of all operands: several for each thread
 SMALL_PART = 1 << 19  # bytes; copying less takes no longer than handing it over
 
 
@@ -69,19 +68,19 @@ class Flow:
         What is computed.
     buffers : list of cl.Buffer
         As `Schedule.buffers` asks for, and scratch memory.
-    job : Job
-        What the copiers know the call by.
+    traffic : Traffic
+        The call's copies.
     """
 
     def __init__(
         self, session: Session, schedule: Schedule, ready: dict[Gemm, Ready], arrays: Arrays,
-        buffers: list[cl.Buffer], job: Job,
+        buffers: list[cl.Buffer], traffic: Traffic,
     ) -> None:  # fmt: skip
-        self._session = session
+        self._queue = session.queue
         self._schedule = schedule
         self._ready = ready
         self._arrays = arrays
-        self._job = job
+        self._traffic = traffic
         names = [name for name, _ in schedule.buffers]
         self._slots: dict[Name, list[cl.Buffer]] = {
             name: [x for x, owner in zip(buffers, names, strict=False) if owner == name]
@@ -90,12 +89,10 @@ class Flow:
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
         self._workspace = QueueWorkspace(session.context, scratch)
         size = schedule.problem.operand_bytes
-        self._is_small = size <= INLINE
-        """Whether all is done by this thread on one queue, which runs in order."""
         self._part_bytes = min(PIECE, max(SMALL_PART, size // PARTS))
+        self._is_small = size <= INLINE and len(schedule.steps) == 1
         self._arriving: dict[Name, list[Move | None]] = {name: [] for name in slices.OPERANDS}
         self._leaving: list[Move] = []
-        self._claims = schedule.claims
         self._claimed = 0
         self._launched: list[cl.Event] = []
         self._ended = 0
@@ -104,62 +101,79 @@ class Flow:
     def run(self) -> None:
         """Compute."""
         try:
-            for number, step in enumerate(self._schedule.steps):
-                self._claim(number)
-                self._launch(number, step)
-                self._await(number - 1)
-            self._await(len(self._schedule.steps) - 1)
-            for move in self._leaving:
-                move.wait()
+            if self._is_small:
+                self._run_in_line()
+                return
+            while not self._is_done():
+                happened = self._notice_ends() | self._claim() | self._launch()
+                awaited = next(iter(self._launched[self._ended :]), None)
+                self._traffic.turn(awaited, patient=not happened)
         except BaseException as error:
-            self._job.fail(error)
-            if not is_short_of_memory(error):
-                self._job.abandon()  # else the tiles that are on their way home get there
-            self._job.settle()
-            with suppress(cl.Error):  # what went wrong is being raised already
-                self._session.queue.finish()
+            if is_short_of_memory(error):
+                self._bring_home()
+            self._traffic.abandon(self._queue)
             raise
+        finally:
+            self._traffic.close()
+
+    def _run_in_line(self) -> None:
+        """Do all in this thread, on one queue, which runs in order: for what is soon done."""
+        for name in slices.OPERANDS:
+            load = self._schedule.loads[name][0]
+            if name != "c" or self._schedule.problem.reads_c:
+                self._traffic.send_now(self._queue, self._move(load.tile, load.slot, home=False))
+        self._enqueue(0, [])
+        load = self._schedule.loads["c"][0]
+        self._leaving.append(self._move(load.tile, load.slot, home=True))
+        self._traffic.fetch_now(self._queue, self._leaving[0])
+
+    def _is_done(self) -> bool:
+        return self._ended == len(self._schedule.steps) and not any(
+            move.to_copy for move in self._leaving
+        )
+
+    def _bring_home(self) -> None:
+        """Let the tiles of C that are on their way get there, since others can be computed anew."""
+        self._traffic.drop_what_goes_out()
+        with suppress(cl.Error):  # the first one is being raised already
+            while any(move.to_copy for move in self._leaving):
+                self._traffic.turn()
 
     def missing(self) -> list[Tile]:
         """List the tiles of C that are not where they belong."""
-        there = sum(1 for move in self._leaving if not move.missing)
+        there = sum(1 for move in self._leaving if not move.to_copy)
         return self._schedule.results[there:]
 
     def is_torn(self) -> bool:
         """Tell whether a tile of C that is still to be read holds a part of its result."""
         return self._schedule.problem.reads_c and any(
-            0 < move.missing < len(move.parts) for move in self._leaving
+            0 < move.to_copy < len(move.parts) for move in self._leaving
         )
 
-    def _claim(self, number: int) -> None:
-        """Send off the tiles of a step and, where slots are free, of those that follow."""
-        while self._claimed < len(self._claims):
-            name, load = self._claims[self._claimed]
-            if load.first > number + slices.SLOTS:
-                return
-            if load.before >= 0 and not self._is_free(name, load.before):
-                if load.first > number:
-                    return
-                self._free(name, load.before)
+    def _claim(self) -> bool:
+        """Send off the tiles of the next steps, as far as slots are free."""
+        happened = False
+        claims = self._schedule.claims
+        while self._claimed < len(claims):
+            name, load = claims[self._claimed]
+            if load.before >= 0 and not self._has_left(name, load.before):
+                break
             move = None
             if name != "c" or self._schedule.problem.reads_c:
-                move = self._move(load.tile, self._slots[name][load.slot], home=False)
+                move = self._move(load.tile, load.slot, home=False)
+                self._traffic.start(move)
             self._arriving[name].append(move)
             self._claimed += 1
+            happened = True
+        return happened
 
-    def _is_free(self, name: Name, load: int) -> bool:
-        """Tell whether a load has left its slot."""
+    def _has_left(self, name: Name, load: int) -> bool:
+        """Tell whether a tile is not needed in its slot any more."""
         if self._schedule.loads[name][load].last >= self._ended:
             return False
-        return name != "c" or not self._leaving[load].left
+        return name != "c" or not self._leaving[load].to_land
 
-    def _free(self, name: Name, load: int) -> None:
-        """Wait until it has."""
-        self._await(self._schedule.loads[name][load].last)
-        if name == "c":
-            self._leaving[load].wait()
-
-    def _move(self, tile: Tile, buffer: cl.Buffer, *, home: bool) -> Move:
+    def _move(self, tile: Tile, slot: int, *, home: bool) -> Move:
         problem, name = self._schedule.problem, tile.operand
         x = getattr(self._arrays, name)
         x = (x if x.ndim > 2 else x[None])[
@@ -167,41 +181,52 @@ class Flow:
         ]
         trans = {"a": problem.trans_a, "b": problem.trans_b, "c": False}[name]
         x = x if trans else x.swapaxes(1, 2)
-        move = Move(self._job, buffer, list(parts(x, self._part_bytes)), home=home)
-        if self._is_small:
-            self._session.copiers.carry(move, self._session.queue)
-        else:
-            self._session.copiers.post(move)
-        return move
+        return Move(self._slots[name][slot], list(parts(x, self._part_bytes)), home=home)
 
-    def _launch(self, number: int, step: Step) -> None:
-        """Enqueue a step behind its tiles."""
-        waits: list[cl.Event] = []
-        places = []
-        for name in slices.OPERANDS:
-            load = self._schedule.uses[number][name]
-            arriving = self._arriving[name]
-            places.append(self._slots[name][self._schedule.loads[name][load].slot])
-            move, arriving[load] = arriving[load], None  # later steps follow this one
-            if move is not None:
-                move.wait()
-                waits += [] if self._is_small else move.events.values()
-        gemm = self._schedule.gemm(step)
-        arrays = self._arrays
-        values = slots(gemm, arrays.alpha, arrays.beta if step.begins else 1.0, *places)
-        queue = self._session.queue
-        event = self._ready[gemm].enqueue(values, queue, waits, self._workspace)
-        if not self._is_small:
-            queue.flush()
-        self._launched.append(event)
+    def _launch(self) -> bool:
+        """Launch the next steps, as far as their tiles are on their way."""
+        happened = False
+        while len(self._launched) < len(self._schedule.steps):
+            number = len(self._launched)
+            uses = self._schedule.uses[number]
+            moves = []
+            for name, load in uses.items():
+                if load >= len(self._arriving[name]):
+                    return happened
+                move = self._arriving[name][load]
+                if move is not None and move.to_enqueue:
+                    return happened
+                moves.append(move)
+            for name, load in uses.items():
+                self._arriving[name][load] = None  # later steps follow this one
+            self._enqueue(number, [x.event for x in moves if x is not None and x.event is not None])
+            self._queue.flush()
+            happened = True
+        return happened
 
-    def _await(self, number: int) -> None:
-        """Wait for the steps up to one; the tiles of C that are finished set out."""
-        while self._ended <= number:
-            if not self._is_small:
-                self._launched[self._ended].wait()
+    def _enqueue(self, number: int, waits: list[cl.Event]) -> None:
+        step, uses = self._schedule.steps[number], self._schedule.uses[number]
+        places = [
+            self._slots[name][self._schedule.loads[name][uses[name]].slot]
+            for name in slices.OPERANDS
+        ]
+        gemm = self._schedule.products[number]
+        alpha, beta = self._arrays.alpha, self._arrays.beta if step.begins else 1.0
+        values = slots(gemm, alpha, beta, *places)
+        self._launched.append(
+            self._ready[gemm].enqueue(values, self._queue, waits, self._workspace)
+        )
+
+    def _notice_ends(self) -> bool:
+        """Bring home the tiles of C whose last steps have ended."""
+        happened = False
+        while self._ended < len(self._launched) and is_over(self._launched[self._ended]):
             step = self._schedule.steps[self._ended]
             self._ended += 1
+            happened = True
             if step.ends:
                 load = self._schedule.loads["c"][len(self._leaving)]
-                self._leaving.append(self._move(load.tile, self._slots["c"][load.slot], home=True))
+                move = self._move(load.tile, load.slot, home=True)
+                self._leaving.append(move)
+                self._traffic.start(move)
+        return happened

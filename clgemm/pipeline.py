@@ -9,6 +9,7 @@ from clgemm import cuts, host, settings
 from clgemm.flow import Flow
 from clgemm.problem import Operand
 from clgemm.runtime.memory import is_short_of_memory
+from clgemm.runtime.traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,10 @@ def room_of(session: Session) -> int:
 
 
 def must_copy(session: Session, problem: Gemm) -> bool:
-    """Tell whether the device cannot work on a problem's operands where they lie."""
+    """Tell whether the device cannot work on a problem's operands where they lie.
+
+    Asked once for a kind of call; how much memory it may take is read at each call.
+    """
     traits, wanted = session.traits, settings.device_memory_bytes()
     if not traits.unified_memory:
         return True
@@ -130,8 +134,9 @@ class Pipeline:
         sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
         flow: Flow | None = None
         try:
-            with session.memory.lease(sizes, room) as buffers, session.copiers.call() as job:
-                flow = Flow(session, schedule, steps, arrays, buffers, job)
+            with session.memory.lease(sizes, room) as buffers, session.copiers.in_use() as queues:
+                traffic = Traffic(session.copiers, *queues)
+                flow = Flow(session, schedule, steps, arrays, buffers, traffic)
                 flow.run()
         except session.cl.Error as error:
             if not is_short_of_memory(error) or (flow and flow.is_torn()):

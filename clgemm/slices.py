@@ -166,7 +166,7 @@ class Schedule:
         """Count the slots of an operand."""
         return min(self.slots, self.visits[name])
 
-    @property
+    @cached_property
     def buffers(self) -> list[tuple[Name, int]]:
         """The slots: whose each one is, and its bytes."""
         itemsize = PRECISIONS[self.problem.precision].itemsize
@@ -215,9 +215,14 @@ class Schedule:
         ).dense()  # fmt: skip
 
     @cached_property
+    def products(self) -> tuple[Gemm, ...]:
+        """What each step computes."""
+        return tuple(self.gemm(step) for step in self.steps)
+
+    @cached_property
     def gemms(self) -> list[Gemm]:
         """The few different products there are."""
-        return list(dict.fromkeys(self.gemm(step) for step in self.steps))
+        return list(dict.fromkeys(self.products))
 
 
 def _spans(size: int, part: int) -> list[Span]:

@@ -104,6 +104,9 @@ def parts(x: NDArray[Any], most: int) -> Iterator[tuple[int, NDArray[Any]]]:
     tuple of int and ndarray
         The bytes before a part, and the view of it.
     """
+    if x.nbytes <= most:
+        yield 0, x
+        return
     offset = 0
     for axis in range(x.ndim):
         unit = x[(0,) * (axis + 1)].nbytes  # bytes of what one index of this axis holds

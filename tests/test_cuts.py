@@ -27,8 +27,8 @@ def gemm(m, n, k, code="s", *, batch=1, repeats="", reads_c=False, trans=""):
 
 
 PROBLEMS = {
-    "square": gemm(700, 700, 700),
-    "odd": gemm(531, 377, 291, "z", reads_c=True),
+    "square": gemm(500, 500, 500),
+    "odd": gemm(331, 377, 291, "z", reads_c=True),
     "tall": gemm(5000, 30, 40, trans="a"),
     "wide": gemm(20, 6000, 35, "d", trans="b"),
     "deep": gemm(19, 23, 9000, "c", reads_c=True),
@@ -38,7 +38,7 @@ PROBLEMS = {
     "stack with one a": gemm(60, 50, 40, batch=37, repeats="a"),
     "stack of one b each": gemm(200, 210, 220, batch=3, repeats="b"),
 }
-ROOMS = (4 << 10, 50 << 10, 300 << 10, 2 * MB, 64 * MB)
+ROOMS = (20 << 10, 300 << 10, 2 * MB, 64 * MB)
 
 
 def scratch(g):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import reference
+from helpers import run_python
+from test_processes import needs_fork, run_threads
 from test_transfer import HOWS, matrices, memory_for, separate
 
 from clgemm import driver, flow, host
+from clgemm.errors import DeviceError
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import copiers, traffic
 from clgemm.runtime import session as sessions
+from clgemm.runtime.opencl import cl, load
 from clgemm.tuning.check import random_matrix
 
 KB = 1 << 10
@@ -43,12 +49,14 @@ def check(session, code, a, b, c, alpha=1.5, beta=0.0):
     reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS[code].eps)
 
 
-@pytest.mark.parametrize("room", [60 * KB, 400 * KB, 1 << 30])
-@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize(
+    ("code", "room"),
+    [("s", 1 << 30), ("s", 100 * KB), ("d", 300 * KB), ("c", 1 << 30), ("z", 300 * KB)],
+)
 def test_blocks_of_every_layout(apart, code, room, rng, monkeypatch):
     limit(monkeypatch, room)
     precision = PRECISIONS[code]
-    shapes = ((150, 130, 140), (1000, 9, 11), (7, 900, 13), (12, 10, 3000), (1, 1, 5000))
+    shapes = ((150, 130, 140), (900, 9, 11), (7, 900, 13), (12, 10, 2000), (1, 1, 5000))
     cases = itertools.product(shapes, ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.75)))
     for case, ((m, n, k), (alpha, beta)) in enumerate(cases):
         how_a, how_b, how_c = HOWS[case % 7], HOWS[(case * 3 + 1) % 7], HOWS[(case * 5 + 2) % 7]
@@ -147,3 +155,198 @@ def test_too_little_memory_for_anything_leaves_the_host(apart, rng, monkeypatch)
     c = random_matrix(rng, PRECISIONS["c"], 40, 30)
     check(apart, "c", a, b, c, 1.0 - 2j, 0.5j)
     assert len(computed) == 1
+
+
+def out_of_memory():
+    """Make the error of a device that has no memory."""
+    module = load()
+    return module.MemoryError(module._cl._ErrorRecord("clCreateBuffer", -4, ""))
+
+
+def operands(rng, code="s", m=300, n=280, k=260):
+    return [random_matrix(rng, PRECISIONS[code], *x) for x in ((m, k), (k, n), (m, n))]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_refused_allocation_is_tried_again_with_less(apart, beta, rng, monkeypatch):
+    refused, hosted = [], []
+    real = apart.memory._allocate
+
+    def allocate(size):
+        if apart.memory.used + size > 400 * KB:
+            refused.append(size)
+            raise out_of_memory()
+        return real(size)
+
+    apart.memory.trim()
+    monkeypatch.setattr(apart.memory, "_allocate", allocate)
+    monkeypatch.setattr(host, "gemm", lambda *arguments: hosted.append(arguments))
+    limit(monkeypatch, 1 << 20)
+    check(apart, "s", *operands(rng), beta=beta)
+    assert refused
+    assert hosted == []
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("which", ["first", "later"])
+def test_memory_that_ends_on_the_way_costs_no_result(apart, which, beta, rng, monkeypatch):
+    """Some drivers find out when memory is first used; tiles that are home by then stay as is."""
+    limit(monkeypatch, 300 * KB)
+    a, b, c = operands(rng)
+    steps = []
+    real = flow.Flow._enqueue
+
+    def enqueue(self, number, waits):
+        steps.append(number)
+        if number == (0 if which == "first" else 5) and steps.count(number) == 1:
+            raise out_of_memory()
+        real(self, number, waits)
+
+    monkeypatch.setattr(flow.Flow, "_enqueue", enqueue)
+    check(apart, "s", a, b, c, beta=beta)
+    assert len(steps) > 6
+
+
+def test_no_memory_at_all_leaves_the_host(apart, rng, monkeypatch):
+    computed, real = [], host.gemm
+    monkeypatch.setattr(host, "gemm", lambda *x: (computed.append(x), real(*x)))
+
+    def allocate(_):
+        raise out_of_memory()
+
+    apart.memory.trim()
+    monkeypatch.setattr(apart.memory, "_allocate", allocate)
+    check(apart, "z", *operands(rng, "z", 40, 30, 50), beta=0.5)
+    assert len(computed) == 1
+
+
+def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
+    """A tile that is home in part cannot be computed anew if its old values count."""
+    a, b, c = operands(rng)
+    real, copied = traffic.Traffic._copied, []
+
+    def hear(self, piece, move, part, error):
+        if move.home:
+            copied.append(part)
+            if len(copied) == 2:
+                self._to_fetch.clear()
+                error = out_of_memory()
+        real(self, piece, move, part, error)
+
+    monkeypatch.setattr(flow.Flow, "_bring_home", lambda _: None)
+    monkeypatch.setattr(traffic.Traffic, "_copied", hear)
+    with sessions.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
+        driver.gemm(1.0, a, b, 0.5, c)
+    copied.clear()
+    monkeypatch.setattr(flow.Flow, "_bring_home", lambda _: None)
+    check(apart, "s", a, b, np.full_like(c, np.nan))
+
+
+def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
+    a, b, c = operands(rng)
+    before = c.copy()
+
+    def enqueue(*_):
+        memory = cl.Buffer(apart.context, cl.mem_flags.READ_WRITE, 16)
+        cl.enqueue_copy(apart.queue, memory, np.zeros(64), dst_offset=8)
+
+    monkeypatch.setattr(flow.Flow, "_enqueue", enqueue)
+    with sessions.using(apart), pytest.raises(DeviceError, match="INVALID_VALUE"):
+        driver.gemm(1.0, a, b, 0.5, c)
+    np.testing.assert_array_equal(c, before)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 5, 20])
+def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
+    limit(monkeypatch, 300 * KB)
+    a, b, c = operands(rng)
+    turns, real = [], traffic.Traffic.turn
+
+    def interrupted(self, *waits, **how):
+        turns.append(None)
+        if len(turns) == turn:
+            raise KeyboardInterrupt
+        real(self, *waits, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(traffic.Traffic, "turn", interrupted)
+        with sessions.using(apart), pytest.raises(KeyboardInterrupt):
+            driver.gemm(1.0, a, b, 0.0, c)
+    assert apart.memory.used == 0
+    staging = apart.copiers.staging
+    assert len(staging._spare) == staging.count
+    check(apart, "s", a, b, c)
+
+
+@pytest.mark.parametrize("room", [300 * KB, 1 << 30])
+def test_threads_get_their_own_results(apart, room, monkeypatch):
+    """Beside each other, or one after the other where memory is for one."""
+    limit(monkeypatch, room)
+    with sessions.using(apart):
+
+        def work(number):
+            rng = np.random.default_rng(number)
+            for turn in range(4):
+                code = "sdcz"[(number + turn) % 4]
+                a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
+                want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
+                driver.gemm(1.0 + number, a, b, 0.5, c)
+                reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
+
+        run_threads(work)
+    assert apart.memory.peak <= room
+
+
+def test_threads_get_their_own_results_with_one_piece_of_staging(apart, monkeypatch):
+    monkeypatch.setattr(apart.copiers.staging, "take", lambda _: None)
+    with sessions.using(apart):
+
+        def work(number):
+            rng = np.random.default_rng(number)
+            a, b, c = operands(rng, "s", 90 + number)
+            want, size = reference.gemm(1.0, a, b, 0.5, c)
+            driver.gemm(1.0, a, b, 0.5, c)
+            reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS["s"].eps)
+
+        run_threads(work)
+
+
+PROGRAM = """
+import os, sys, time
+import numpy as np
+import clgemm
+from clgemm.runtime import session as sessions
+a = np.random.default_rng(3).uniform(-1, 1, (300, 300)).astype(np.float32)
+want = a.astype(np.float64) @ a
+def right():
+    return np.abs(clgemm.sgemm(1.0, a, a) - want).max() < 1e-3
+assert right() and sessions.current().memory.peak > 0
+"""
+
+
+def test_a_program_ends_at_once_and_in_silence(session):
+    """Threads, staging and timers of copies wait for nothing when it ends."""
+    begin = time.monotonic()
+    run = run_python(
+        PROGRAM, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+    assert time.monotonic() - begin < copiers.IDLE_SECONDS - 1
+
+
+@needs_fork
+def test_a_forked_child_copies_for_itself(session):
+    program = (
+        PROGRAM
+        + """
+child = os.fork()
+if not child:
+    os._exit(0 if right() else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert right()
+"""
+    )
+    run = run_python(
+        program, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")

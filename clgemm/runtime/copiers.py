@@ -1,9 +1,8 @@
-"""Copies between NumPy's memory and a device's, by threads that go through pinned memory.
+"""Threads that copy between NumPy's memory and pinned memory, and what they need.
 
 A device reads and writes pinned memory at the full rate of the bus, in both directions at a time,
-and other memory at a fraction of it.  So threads copy parts of an operand into pinned memory and
-start their way to the device, and copy what came from it to where it belongs.  What such a thread
-waits for is its own part on the bus, never a kernel, so no copy waits for another for long.
+and other memory at a fraction of it; one thread copies at a fraction of that rate too.  The threads
+do nothing else: see traffic.py.
 
 Threads, pinned memory and idle device memory are given back after some seconds without a call.
 """
@@ -13,28 +12,37 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clgemm.runtime.idle import IdleTimer
-from clgemm.runtime.moves import Job
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.staging import Staging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from clgemm.runtime.memory import DeviceMemory
-    from clgemm.runtime.moves import Move, Part
 
-THREADS = 8
-PIECES = 2  # for each thread: one is filled while the other is on its way
+THREADS = 12
+PIECES = 3  # for each thread: one to copy, one on its way to the device, one on its way back
 IDLE_SECONDS = 10.0
+
+
+class Copy(NamedTuple):
+    """What a thread does."""
+
+    into: NDArray[Any]
+    source: NDArray[Any]
+    is_wanted: Callable[[], bool]
+    """Asked when its turn comes."""
+    done: Callable[[BaseException | None], None]
+    """Called when it is done, left out or failed, from the thread."""
 
 
 class Copiers:
@@ -55,112 +63,57 @@ class Copiers:
         self._memory = memory
         self._running = running
         self._lock = threading.Lock()
-        self._most = min(THREADS, _cores())
+        cores = _cores()
+        self._most = max(1, min(THREADS, cores - cores // 4))
         self._threads = 0
-        self._waiting: deque[tuple[Move, Part]] = deque()
+        self._waiting: deque[Copy] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
-        self._enqueueing = threading.Lock()
         self._calls = 0
         self._timer = IdleTimer(IDLE_SECONDS, self.rest)
-        self._up: Any = None
-        self._down: Any = None
+        self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
         self.staging = Staging(context, PIECES * self._most)
 
     @contextmanager
-    def call(self) -> Iterator[Job]:
-        """Keep threads and staging while a call copies.
-
-        At its end, however it comes, no thread works for it and nothing of it is on its way.
-        """
-        job = Job()
-        with self._in_use():
-            try:
-                yield job
-            except BaseException:
-                job.abandon()
-                job.settle()
-                with suppress(cl.Error):  # what went wrong is being raised already
-                    self._up.finish()
-                    self._down.finish()
-                raise
-
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
+        """Keep threads and staging while a call copies; give the queue there and the one back."""
         self._running.append(None)
         with self._lock:
             self._calls += 1
-            if self._up is None:
-                self._up = cl.CommandQueue(self._context)
-                self._down = cl.CommandQueue(self._context)
+            if self._queues is None:
+                self._queues = cl.CommandQueue(self._context), cl.CommandQueue(self._context)
+            queues = self._queues
         try:
-            yield
+            yield queues
         finally:
             with self._lock:
                 self._calls -= 1
             self._running.pop()
             self._timer.touch()
 
-    def carry(self, move: Move, queue: cl.CommandQueue) -> None:
-        """Copy a tile in this thread, by commands on a queue of the caller's."""
-        for part in move.parts:
-            self._copy(move, part, queue)
+    def post(self, copy: Copy, *, first: bool = False) -> None:
+        """Have a thread copy, before all that waits if it comes first."""
+        (self._waiting.appendleft if first else self._waiting.append)(copy)
+        if self._threads < self._most and self._threads < len(self._waiting):
+            self._hire()
+        self._tokens.put(True)
 
-    def post(self, move: Move) -> None:
-        """Have a tile copied by threads; what comes back goes first, since it frees memory."""
-        parts = [(move, part) for part in move.parts]
-        if move.home:
-            self._waiting.extendleft(reversed(parts))
-        else:
-            self._waiting.extend(parts)
+    def _hire(self) -> None:
         with self._lock:
-            wanted = min(self._most, max(1, self.staging.allowed))
-            new = max(0, min(wanted, len(self._waiting)) - self._threads)
-            self._threads += new
-        for _ in range(new):
-            threading.Thread(target=self._work, name="clgemm copier", daemon=True).start()
-        for _ in parts:
-            self._tokens.put(True)
+            self._threads += 1
+        threading.Thread(target=self._work, name="clgemm copier", daemon=True).start()
 
     def _work(self) -> None:
         while self._tokens.get():
-            move, part = self._waiting.popleft()
-            self._copy(move, part, self._down if move.home else self._up)
-            del move, part  # a thread that waits keeps nobody's arrays alive
-
-    def _copy(self, move: Move, part: Part, queue: cl.CommandQueue) -> None:
-        copied = False
-        try:
-            if move.is_wanted:
-                (self._fetch if move.home else self._send)(queue, move, *part)
-                copied = True
-        except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
-            move.job.fail(error)
-        finally:
-            move.done(copied=copied)
-
-    # Each call that lets other threads run costs one or two of their wake-ups: these two make few.
-
-    def _send(self, queue: cl.CommandQueue, move: Move, offset: int, x: NDArray[Any]) -> None:
-        piece = self.staging.take(queue)
-        try:
-            memory = piece.memory[: x.nbytes]
-            np.copyto(memory.view(x.dtype).reshape(x.shape), x)
-            piece.event = cl.enqueue_copy(
-                queue, move.buffer, memory, dst_offset=offset, is_blocking=False
-            )
-            queue.flush()
-            move.events[threading.get_ident()] = piece.event
-        finally:
-            self.staging.give(piece)
-
-    def _fetch(self, queue: cl.CommandQueue, move: Move, offset: int, x: NDArray[Any]) -> None:
-        piece = self.staging.take(queue)
-        try:
-            memory = piece.memory[: x.nbytes]
-            cl.enqueue_copy(queue, memory, move.buffer, src_offset=offset, is_blocking=True)
-            np.copyto(x, memory.view(x.dtype).reshape(x.shape))
-        finally:
-            self.staging.give(piece)
+            into, source, is_wanted, done = self._waiting.popleft()
+            error = None
+            try:
+                if is_wanted():
+                    np.copyto(into, source)
+            except BaseException as caught:  # noqa: BLE001 - the call's own thread raises it
+                error = caught
+            done(error)
+            # A thread that waits keeps nobody's arrays alive.
+            del into, source, is_wanted, done, error
 
     def rest(self) -> None:
         """Give back threads, pinned memory and idle device memory, unless a call copies."""
@@ -171,7 +124,7 @@ class Copiers:
             for _ in range(self._threads):
                 self._tokens.put(False)
             self._threads = 0
-            self.staging.release(self._up)
+            self.staging.release()
             self._memory.trim()
             self._running.pop()
 

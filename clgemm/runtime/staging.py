@@ -1,10 +1,9 @@
-"""Pinned memory that copies go through: bounded, kept between calls, used in turn."""
+"""Pinned memory that copies go through: bounded, and kept between calls."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,26 +24,10 @@ class Piece:
     def __init__(self, memory: NDArray[Any], buffer: cl.Buffer | None = None) -> None:
         self.memory = memory
         self.buffer = buffer
-        self.event: cl.Event | None = None
-        """The last command that reads it."""
 
-    def is_free(self) -> bool:
-        """Tell whether no command uses it any more."""
-        if self.event is None:
-            return True
-        done: Any = cl.command_execution_status.COMPLETE
-        if self.event.command_execution_status > done:  # failed ones are below
-            return False
-        self.event = None
-        return True
-
-    def wait(self) -> None:
-        """Wait until no command uses it any more."""
-        if self.event is not None:
-            # Its failure concerns the call that started it, whose kernel waits for it too.
-            with suppress(cl.Error):
-                self.event.wait()
-            self.event = None
+    def like(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Return its first bytes as an array of the shape and type of `x`."""
+        return self.memory[: x.nbytes].view(x.dtype).reshape(x.shape)
 
 
 class Staging:
@@ -66,13 +49,8 @@ class Staging:
         self.count = 0
         """How many pinned pieces there are."""
 
-    @property
-    def allowed(self) -> int:
-        """How many pinned pieces there may be: ``CLGEMM_STAGING_MB``."""
-        return min(self._most, settings.staging_bytes() // PIECE)
-
-    def take(self, queue: cl.CommandQueue) -> Piece:
-        """Lend a piece that no command uses.
+    def take(self, queue: cl.CommandQueue) -> Piece | None:
+        """Return a piece that nobody uses, or None while there are as many as there may be.
 
         Parameters
         ----------
@@ -80,29 +58,24 @@ class Staging:
             Where a new piece is mapped.
         """
         try:
-            piece = self._spare.popleft()  # used the longest ago
+            return self._spare.pop()  # the one that caches know best
         except IndexError:
-            piece = None
-        if piece is not None and piece.is_free():
+            allowed = min(self._most, settings.staging_bytes() // PIECE)
+        if self.count >= allowed:
+            return None
+        with self._lock:
+            if self.count >= allowed:
+                return None
+            piece = self._pinned(queue)
+            self.count += piece.buffer is not None
             return piece
-        if self.count < self.allowed:
-            with self._lock:
-                new = self._pinned(queue) if self.count < self.allowed else None
-                self.count += new is not None
-            if new is not None:
-                self._spare.extendleft([piece] if piece is not None else [])
-                return new
-        if piece is None:
-            return Piece(np.empty(PIECE, np.uint8))
-        piece.wait()
-        return piece
 
     def give(self, piece: Piece) -> None:
-        """Take a piece back; a command that reads it may still run."""
+        """Take a piece back."""
         if piece.buffer is not None:
             self._spare.append(piece)
 
-    def _pinned(self, queue: cl.CommandQueue) -> Piece | None:
+    def _pinned(self, queue: cl.CommandQueue) -> Piece:
         access: Any = cl.mem_flags
         both: Any = cl.map_flags.READ | cl.map_flags.WRITE
         try:
@@ -111,17 +84,21 @@ class Staging:
         except cl.Error as error:
             if not is_short_of_memory(error):
                 raise
-            return None  # plain memory is slower and as right
+            return plain_piece()
         return Piece(memory, buffer)
 
-    def release(self, queue: cl.CommandQueue) -> None:
-        """Give back the pieces that nobody has on loan."""
+    def release(self) -> None:
+        """Give back the pieces that nobody uses."""
         while self._spare:
-            piece = self._spare.popleft()
-            piece.wait()
-            base: Any = piece.memory.base
-            base.release(queue)
+            piece = self._spare.pop()
+            mapped: Any = piece.memory.base
+            mapped.release()
             if piece.buffer is not None:
                 piece.buffer.release()
             with self._lock:
                 self.count -= 1
+
+
+def plain_piece() -> Piece:
+    """Return a piece that is not pinned: copies are slower and as right."""
+    return Piece(np.empty(PIECE, np.uint8))

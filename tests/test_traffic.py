@@ -1,0 +1,243 @@
+"""What copies need: device memory and staging, bounded, kept and given back; threads; parts."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from test_transfer import separate
+
+from clgemm.runtime import memory
+from clgemm.runtime.copiers import Copiers, Copy
+from clgemm.runtime.idle import IdleTimer
+from clgemm.runtime.memory import DeviceMemory, rounded
+from clgemm.runtime.moves import Move
+from clgemm.runtime.opencl import cl, load
+from clgemm.runtime.staging import PIECE, Staging
+from clgemm.runtime.traffic import Traffic
+from clgemm.transfer import parts
+
+MB = 1 << 20
+SECONDS = 20  # until something counts as hung
+
+
+def out_of_memory():
+    """Make the error of a device that has no memory."""
+    module = load()
+    return module.MemoryError(module._cl._ErrorRecord("clCreateBuffer", -4, ""))
+
+
+@pytest.fixture
+def pool(session):
+    return DeviceMemory(session.context, session.traits.max_allocation)
+
+
+def test_buffers_are_used_again(pool):
+    with pool.lease([5000, 70000], MB) as first:
+        assert [x.size >= size for x, size in zip(first, (5000, 70000), strict=True)] == [True] * 2
+        used = pool.used
+        assert used == sum(x.size for x in first)
+    assert (pool.used, pool.idle) == (0, used)
+    with pool.lease([70001, 4990], MB) as second:
+        assert {x.int_ptr for x in second} == {x.int_ptr for x in first}
+        assert (pool.used, pool.idle, pool.peak) == (used, 0, used)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 5000, 70001, 2**20 - 1, 2**20 + 1, 10**9])
+def test_sizes_are_rounded_a_little(size):
+    assert size <= rounded(size) <= max(memory.SMALLEST, size * 9 / 8)
+
+
+def test_a_lease_keeps_to_the_limit_even_where_rounding_would_not(pool):
+    with pool.lease([70001, 70001], 140_003):
+        assert pool.peak <= 140_003
+
+
+def test_idle_buffers_make_room(pool):
+    for size in (60_000, 90_000, 120_000, 90_000, 200_000):
+        with pool.lease([size], 200_000):
+            assert pool.used + pool.idle <= 200_000
+    assert pool.idle <= 200_000 // memory.IDLE_SHARE
+    pool.trim()
+    assert pool.idle == 0
+    assert pool.peak <= 200_000
+
+
+def test_a_lease_waits_for_memory(pool):
+    order, held, free = [], threading.Event(), threading.Event()
+
+    def first():
+        with pool.lease([80_000], 100_000):
+            held.set()
+            free.wait(SECONDS)
+            order.append("first ends")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert held.wait(SECONDS)
+    threading.Timer(0.1, free.set).start()
+    with pool.lease([30_000], 100_000):
+        order.append("second begins")
+    thread.join(SECONDS)
+    assert order == ["first ends", "second begins"]
+
+
+def test_what_is_refused_leaves_the_books_right(pool, monkeypatch):
+    real, calls = pool._allocate, []
+
+    def allocate(size):
+        calls.append(size)
+        if len(calls) > 1:
+            raise out_of_memory()
+        return real(size)
+
+    monkeypatch.setattr(pool, "_allocate", allocate)
+    with pytest.raises(cl.Error), pool.lease([5000, 6000], MB):
+        pytest.fail("there was no memory")
+    assert pool.used == 0
+
+
+def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch):
+    with pool.lease([100_000], MB):
+        pass
+    assert pool.idle
+    real = cl.Buffer
+
+    def buffer(context, flags, size):
+        if pool.idle:
+            raise out_of_memory()
+        return real(context, flags, size)
+
+    monkeypatch.setattr(load(), "Buffer", buffer)
+    with pool.lease([50_000], MB) as (x,):
+        assert x.size >= 50_000
+
+
+def test_staging_is_bounded(session, monkeypatch):
+    monkeypatch.setenv("CLGEMM_STAGING_MB", "9")
+    pieces, queue = Staging(session.context, 5), cl.CommandQueue(session.context)
+    taken = [pieces.take(queue) for _ in range(4)]
+    assert [x is not None for x in taken] == [True, True, False, False]
+    assert pieces.count == 2
+    for x in taken[:2]:
+        assert x.memory.nbytes == PIECE
+        x.memory[...] = 3
+        pieces.give(x)
+    assert pieces.take(queue) in taken
+    pieces.give(taken[0] if pieces._spare[0] is taken[1] else taken[1])
+    pieces.release()
+    assert pieces.count == 0
+    monkeypatch.setenv("CLGEMM_STAGING_MB", "0")
+    assert pieces.take(queue) is None
+
+
+def test_staging_does_without_pinned_memory(session, monkeypatch):
+    def buffer(*_):
+        raise out_of_memory()
+
+    pieces, queue = Staging(session.context, 5), cl.CommandQueue(session.context)
+    monkeypatch.setattr(load(), "Buffer", buffer)
+    piece = pieces.take(queue)
+    assert piece.memory.nbytes == PIECE
+    pieces.give(piece)
+    assert pieces.count == 0
+    assert not pieces._spare
+
+
+def until(true):
+    """Wait until something is true."""
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)
+
+
+def test_an_idle_timer_runs_once_after_the_last_touch():
+    runs = []
+    timer = IdleTimer(0.2, lambda: runs.append(time.monotonic()))
+    for _ in range(5):
+        timer.touch()
+        time.sleep(0.05)
+    last = time.monotonic() - 0.05
+    assert runs == []
+    until(lambda: runs)
+    assert runs[0] - last > 0.15
+    timer.touch()
+    until(lambda: len(runs) == 2)
+
+
+@pytest.fixture
+def copiers(session, pool):
+    made = Copiers(session.context, pool, [])
+    yield made
+    made.rest()
+    assert made._running == []
+    assert made.staging.count == 0
+
+
+def test_all_is_given_back_when_no_call_comes(copiers, pool):
+    before = threading.active_count()
+    copiers._timer._seconds = 0.05
+    with copiers.in_use() as (up, down), pool.lease([4000], MB) as (buffer,):
+        traffic = Traffic(copiers, up, down)
+        for home in (False, True):
+            x = np.ones((1, 10, 100), np.float32)
+            traffic.start(Move(buffer, [(0, x)], home=home))
+            until(lambda: traffic.turn() or not traffic._held)
+        assert copiers._threads == 1
+        time.sleep(0.2)
+        assert copiers.staging.count, "not while a call is there"
+    until(lambda: not (copiers._threads or copiers.staging.count or pool.idle))
+    until(lambda: threading.active_count() <= before)
+
+
+def test_what_comes_first_is_copied_first(copiers):
+    gate, done, order = threading.Event(), threading.Event(), []
+    copiers._most = 1
+    x = np.zeros(3)
+
+    def copy(name):
+        return Copy(x, x, lambda: True, lambda _: (order.append(name), order[3:] and done.set()))
+
+    copiers.post(Copy(x, x, lambda: gate.wait(SECONDS), lambda _: order.append("gate")))
+    until(lambda: not copiers._waiting)
+    for name, first in (("out", False), ("out too", False), ("home", True)):
+        copiers.post(copy(name), first=first)
+    gate.set()
+    assert done.wait(SECONDS)
+    assert order == ["gate", "home", "out", "out too"]
+
+
+def test_a_copy_that_fails_fails_the_call(copiers, pool):
+    with copiers.in_use() as queues, pool.lease([4000], MB) as (buffer,):
+        traffic = Traffic(copiers, *queues)
+        x = np.ones((1, 4, 5), np.float32)
+        x.flags.writeable = False
+        traffic.start(Move(buffer, [(0, x)], home=True))
+        with pytest.raises(ValueError, match="read-only"):
+            until(traffic.turn)
+        traffic.abandon()
+        traffic.close()
+    assert len(copiers.staging._spare) == copiers.staging.count
+
+
+@pytest.mark.parametrize("most", [1, 16, 100, 1000, 10**6])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (1, 40, 3), (50, 2, 2), (2, 1, 300)])
+def test_parts_are_dense_in_order_and_small(shape, most):
+    memory_ = np.arange(2 * np.prod(shape), dtype=np.float64)
+    x = as_strided(memory_, shape, (16 * shape[1] * shape[2], 16 * shape[2], 16))
+    most = max(most, 8)
+    found = list(parts(x, most))
+    assert all(part.nbytes <= most for _, part in found)
+    offsets = np.cumsum([0, *(part.nbytes for _, part in found)])
+    assert [offset for offset, _ in found] == offsets[:-1].tolist()
+    np.testing.assert_array_equal(np.concatenate([p.ravel() for _, p in found]), x.ravel())
+    assert all(np.shares_memory(p, memory_) for _, p in found)
+    assert len(found) <= 2 * -(-x.nbytes // most) + shape[0] * (shape[1] + 1) * (most < 100)
+
+
+def test_a_session_counts_what_its_calls_hold(session):
+    assert separate(session).copiers._running is separate(session).running
