@@ -316,6 +316,12 @@ def test_every_candidate_fits_the_local_memory():
 
 def test_accepts_what_pays():
     assert FAMILY.accepts(square(1024))
+    # Smaller ones are done sooner without a second launch; a complex product is four real ones.
+    assert FAMILY.accepts(square(640))
+    assert not FAMILY.accepts(square(512))
+    assert FAMILY.accepts(square(512, "c"))
+    assert not FAMILY.accepts(square(320, "c"))
+    assert FAMILY.accepts(square(512, batch=4, stride_a=2**18, stride_c=2**18))
     assert not FAMILY.accepts(square(4096, k=63))  # the bound needs depth
     assert not FAMILY.accepts(square(4096, m=64))  # packing would cost more than it saves
     assert not FAMILY.accepts(square(2**30))

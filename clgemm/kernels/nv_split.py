@@ -70,6 +70,7 @@ LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
 LEAST_DEPTH = 64
 LEAST_SIDE = 140  # m n / (m + n): below, packing costs more than the products save
+LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time
 SCRATCH_SHARE = 4  # of the device's memory one part
 
 SURVEY_FILES = ("nv_split.cl",)
@@ -120,11 +121,13 @@ class NvSplit(KernelFamily):
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether splitting pays, keeps the bound, and fits ints."""
         m, n = problem.m, problem.n
+        rows_x, rows_y, depth = reals(problem)
         return (
             super().accepts(problem)
             and problem.k >= LEAST_DEPTH
             and m * n >= LEAST_SIDE * (m + n)
-            and max(reals(problem)) <= INT32_MAX // 2
+            and rows_x * rows_y * depth * problem.batch >= LEAST_PRODUCTS
+            and max(rows_x, rows_y, depth) <= INT32_MAX // 2
             and problem.batch * m * n // 4096 <= INT32_MAX // 4
         )
 
