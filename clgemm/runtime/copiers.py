@@ -93,7 +93,7 @@ class Copiers:
     def post(self, copy: Copy, *, first: bool = False) -> None:
         """Have a thread copy, before all that waits if it comes first."""
         (self._waiting.appendleft if first else self._waiting.append)(copy)
-        if self._threads < self._most and self._threads < len(self._waiting):
+        if self._threads < self._most:
             self._hire()
         self._tokens.put(True)
 
