@@ -91,3 +91,48 @@ def write_scratch(session, values):
     host = np.zeros(memory.size, np.uint8)
     host[: values.nbytes] = values.reshape(-1).view(np.uint8)
     cl.enqueue_copy(session.queue, memory, host).wait()
+
+
+class Differences:
+    """Counts, on the device, the words in which memory differs from what it held once.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    nbytes : int
+        How much is looked at: whole words of four bytes.
+    """
+
+    SOURCE = """
+    __kernel void differences(__global const uint *x, __global const uint *y, __global uint *count)
+    {
+        if (x[get_global_id(0)] != y[get_global_id(0)])
+            atomic_inc(count);
+    }"""
+
+    def __init__(self, session, nbytes):
+        flags = cl.mem_flags.READ_WRITE
+        self._queue, self._words = session.queue, (nbytes // 4,)
+        self._kept = cl.Buffer(session.context, flags, nbytes)
+        self._count = cl.Buffer(session.context, flags, 4)
+        self._kernel = cl.Program(session.context, self.SOURCE).build().differences
+
+    def remember(self, memory):
+        """Keep what the memory holds now, and return it."""
+        host = np.empty(self._words, np.uint32)
+        cl.enqueue_copy(self._queue, self._kept, memory, byte_count=host.nbytes)
+        cl.enqueue_copy(self._queue, host, self._kept)
+        cl.enqueue_copy(self._queue, self._count, np.zeros(1, np.uint32))
+        return host
+
+    def compare(self, memory):
+        """Enqueue one comparison."""
+        self._kernel.set_args(memory, self._kept, self._count)
+        cl.enqueue_nd_range_kernel(self._queue, self._kernel, self._words, None)
+
+    def count(self):
+        """Wait, and return the sum over all comparisons."""
+        host = np.empty(1, np.uint32)
+        cl.enqueue_copy(self._queue, host, self._count)
+        return int(host[0])

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from helpers import GPU, read_scratch, write_scratch
+from helpers import GPU, Differences, read_scratch, write_scratch
 
 from clgemm import transfer
 from clgemm.execute import Ready, slots
-from clgemm.kernels import nv_dmma_cut
-from clgemm.kernels.family import Config, Plan
-from clgemm.kernels.nv_dmma import LOCAL_BYTES, NvDmma
+from clgemm.kernels import nv_dmma_cut, source
+from clgemm.kernels.family import Config, Plan, gemm_args
+from clgemm.kernels.nv_dmma import NvDmma
+from clgemm.kernels.nv_dmma_cut import LOCAL_BYTES
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.runtime.opencl import cl
 from clgemm.tuning.check import random_matrix
 
 FAMILY = NvDmma()
@@ -117,9 +119,10 @@ def test_awkward_operands_are_packed_earlier():
         return nv_dmma_cut.packed(gemm("d", *size, **more), default)
 
     assert packed(2048, 2048, 2048) == (False, False)
-    assert packed(2048, 2048, 2048, trans_a=True) == (True, False)
-    assert packed(2048, 2048, 2048, aligned=False) == (True, True)
-    assert packed(4096, 4096, 4096) == (False, True)
+    assert packed(4096, 4096, 4096, trans_a=True) == (False, False)
+    assert packed(2048, 2048, 2048, aligned=False) == (False, False)
+    assert packed(4096, 4096, 4096, aligned=False) == (True, True)
+    assert packed(4096, 4096, 4096) == (False, False)
     assert packed(8192, 8192, 8192) == (True, True)
     assert packed(8192, 8192, 64) == (False, False), "writing C is what takes the time"
     assert packed(64, 8192, 8192) == (False, False), "too few rows to gain anything from panels"
@@ -177,7 +180,12 @@ def test_wide_copies_need_alignment():
         ((512, 512, 512), (64, 32)),
         ((64, 8192, 8192), (64, 128)),
         ((8192, 64, 8192), (128, 64)),
-        ((256, 256, 65536), (128, 128)),
+        ((256, 256, 65536), (128, 64)),
+        ((640, 640, 640), (64, 64)),
+        ((2048, 2048, 2048), (128, 128)),
+        ((2304, 2048, 2048), (128, 64)),
+        ((8192, 8192, 8192), (128, 128)),
+        ((8192, 8192, 64), (128, 64)),
         ((1, 1, 1), (32, 32)),
     ],
 )
@@ -198,19 +206,39 @@ def test_fitted_tiles_can_run(code, traits):
         assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
 
 
-def test_thin_edges_are_cut_off():
+def test_thin_edges_are_one_launch_more():
     default = FAMILY.default(H200, PRECISIONS["d"])
     g = gemm("d", 2049, 2050, 300, lda=2050, aligned=False, offset_c=7)
-    main, below, right = nv_dmma_cut.pieces(g, default)
-    assert (main.m, main.n, main.offset_c) == (2048, 2048, 7)
-    assert (below.m, below.n, below.offset_a, below.offset_c) == (1, 2050, 2048, 7 + 2048)
-    assert (right.m, right.n, right.offset_b) == (2048, 2, 2048 * 300)
-    assert right.offset_c == 7 + 2048 * 2049
-    turned = g._replace(trans_a=True, trans_b=True, lda=300, ldb=2050)
-    _, below, right = nv_dmma_cut.pieces(turned, default)
-    assert (below.offset_a, right.offset_b) == (2048 * 300, 2048)
-    assert len(list(nv_dmma_cut.pieces(gemm("d", 2048, 2100, 300), default))) == 1
-    assert len(list(nv_dmma_cut.pieces(gemm("d", 129, 129, 300), default))) == 1
+    main = nv_dmma_cut.without_edges(g, default)
+    assert main == g._replace(m=2048, n=2048)
+    *_, product, edges = FAMILY.plan(H200, g, default).steps
+    assert [step.kernel.name for step in (product, edges)] == ["nv_dmma"] * 2
+    assert (product.args[0], edges.args[0]) == (gemm_args(main)[0], gemm_args(g)[0])
+    assert edges.args[-2:] == (2048, 2048)
+    tile = dict(edges.kernel.defines)
+    assert tile["EDGES"] == 1
+    mc, nc = tile["MC"], tile["NC"]
+    groups = edges.global_size[0] // edges.local_size[0]
+    assert groups == 2048 // mc + -(-2050 // nc), "down the right edge, then along all of the other"
+    alone = nv_dmma_cut.edge_config(H200, g, default)
+    assert nv_dmma_cut.edge_tiles(g, g._replace(n=2048), alone) == -(-2049 // mc)
+    assert nv_dmma_cut.edge_tiles(g, g._replace(m=2048), alone) == -(-2050 // nc)
+    for size in (2048, 2100, 129):
+        whole = gemm("d", size, size, 300)
+        assert nv_dmma_cut.without_edges(whole, default) == whole
+
+
+@pytest.mark.parametrize("traits", [H200, A100], ids=["9.0", "8.0"])
+@pytest.mark.parametrize("code", "dz")
+def test_thin_edges_fit_their_macro_tile(code, traits):
+    precision = PRECISIONS[code]
+    default = FAMILY.default(traits, precision)
+    small = nv_dmma_cut.edge_config(traits, gemm(code, 9, 9, 9), default)
+    assert not list(FAMILY.broken_rules(traits, precision, small))
+    for n in range(2048, 2048 + 140):
+        main = nv_dmma_cut.without_edges(gemm(code, n, n, 9), default)
+        assert n - main.m <= small["MC"]
+        assert n - main.n <= small["NC"]
 
 
 def panels(x, width, depth, kind, *, turned):
@@ -224,6 +252,13 @@ def panels(x, width, depth, kind, *, turned):
         parts = room.view(float).reshape(*room.shape, 2)  # w = 16u + 2g + e, p = 4t + q
         room = parts.reshape(panel, width // 16, 8, 2, part, depth // 4, 4, 2)
         room = room.transpose(0, 4, 5, 1, 7, 2, 6, 3)
+    elif x.dtype == complex and kind == "ALONG_P":  # w = 16u + 2g + half or 16u + g + 8 half
+        columns, order = ((8, 2), (3, 2)) if turned else ((2, 8), (2, 3))
+        room = room.reshape(panel, width // 16, *columns, part, depth // 4, 4, 1)
+        room = room.transpose(0, 4, 5, 1, *order, 6, 7)
+    elif kind == "ALONG_P":  # w = 16u + 2g + half, p = 8t + 2q + e
+        room = room.reshape(panel, width // 16, 8, 2, part, depth // 8, 4, 2)
+        room = room.transpose(0, 4, 5, 1, 3, 2, 6, 7)
     elif kind == "ALONG_W":  # w = 16u + 2g + e, p = 8t + 2q + half
         room = room.reshape(panel, width // 16, 8, 2, part, depth // 8, 4, 2)
         room = room.transpose(0, 4, 5, 1, 7, 2, 6, 3)
@@ -273,6 +308,76 @@ def test_panels_lie_as_drawn(session, code, size, trans, rng):
     np.testing.assert_array_equal(packed, want)
 
 
+PLACES = """
+#define OF(side_a, a, b) (SIDE_A ? a : b)
+#define KIND OF(SIDE_A, KIND_A, KIND_B)
+#define TURNED OF(SIDE_A, TRANS_A, !TRANS_B)
+#define HOW OF(SIDE_A, MC, NC), KIND, TURNED, OF(SIDE_A, WIDE_A, WIDE_B)
+__kernel void places(__global int *at, __global int *w, __global int *p, __global int *kind)
+{
+    const int n = get_global_id(0), item = n % ITEMS, rest = n - item;
+    at[n] = copy_at(item, HOW) + copy_at(rest, HOW);
+    w[n] = copy_w(item, HOW) + copy_w(rest, HOW);
+    p[n] = copy_p(item, HOW) + copy_p(rest, HOW);
+    kind[n] = KIND;
+}
+"""
+SLICES = [(128, 16, 128), (16, 64, 128)]
+
+
+@pytest.mark.parametrize("wide", [1, 0], ids=["aligned", "odd"])
+@pytest.mark.parametrize("trans", [0, 1], ids="NT")
+@pytest.mark.parametrize("side", "AB")
+@pytest.mark.parametrize("code", "dz")
+def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wide, rng):
+    """What is copied without packing lies as drawn, too; the map of copies is plain OpenCL C.
+
+    A copy's place is the sum of a work-item's first place and that of the copy among its others.
+    """
+    precision = PRECISIONS[code]
+    ce = 2 if precision.is_complex else 1
+    if precision.is_complex and not wide:
+        pytest.skip("complex elements are always aligned")
+    turned = trans if side == "A" else not trans
+    for reals, depth, items in SLICES:
+        width, kc = (reals // ce if side == "A" else reals), depth // ce
+        defines = {
+            "MC": width, "NC": width, "KC": kc, "TRANS_A": trans, "TRANS_B": trans,
+            "WIDE_A": wide, "WIDE_B": wide, "IS_DOUBLE": 1, "IS_COMPLEX": ce - 1,
+            "ITEMS": items, "SIDE_A": int(side == "A"),
+        }  # fmt: skip
+        nbytes = 16 if wide and not (side == "A" and trans and ce == 1) else 8
+        count = width * kc * precision.itemsize // nbytes
+        at, w, p, kind = run_places(session, defines, count)
+        x = random_matrix(rng, precision, width, kc)
+        memory = np.ascontiguousarray(x if turned else x.T)  # as rows of what lies in a row
+        start = (w * kc + p if turned else p * width + w) * precision.itemsize
+        slots = np.zeros(width * kc * precision.itemsize, np.uint8)
+        matrix = memory.reshape(-1).view(np.uint8)
+        for byte in range(nbytes):
+            slots[at + byte] = matrix[start + byte]
+        name = ("ALONG_W", "ALONG_P", "WHOLE")[kind[0]]
+        assert name in {"A": ("ALONG_W", "WHOLE"), "B": ("ALONG_W", "ALONG_P")}[side]
+        want = panels(x, width, kc, name, turned=bool(turned))
+        np.testing.assert_array_equal(slots.view(precision.dtype), want)
+
+
+def run_places(session, defines, count):
+    """Ask the map of copies for the places of the first `count` copies."""
+    files = ("common.cl", "nv_dmma_tiles.cl", "nv_dmma_copies.cl")
+    header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    text = header + "".join(source.read(name) for name in files) + PLACES
+    kernel = cl.Program(session.context, text).build().places
+    outs = [np.empty(count, np.int32) for _ in range(4)]
+    flags = cl.mem_flags.READ_WRITE
+    buffers = [cl.Buffer(session.context, flags, out.nbytes) for out in outs]
+    kernel.set_args(*buffers)
+    cl.enqueue_nd_range_kernel(session.queue, kernel, (count,), None)
+    for out, buffer in zip(outs, buffers, strict=True):
+        cl.enqueue_copy(session.queue, out, buffer)
+    return outs
+
+
 @pytest.mark.parametrize("code", "dz")
 def test_parts_are_added_up(session, code, rng):
     """The kernel that adds up partial products is plain OpenCL C, too."""
@@ -309,6 +414,7 @@ FORMS = {
     "B packed": {"PACK_B": 1},
     "split": {"SPLIT": 4},
     "deep": {"KC": 32, "STAGES": 3},
+    "shared depth": {"KC": 32, "STAGES": 3, "WM": 64, "NC": 64, "WK": 2},
     "deep, A packed": {"KC": 32, "STAGES": 3, "PACK_A": 1},
     "deep, packed": {"KC": 32, "STAGES": 3, "PACK_A": 1, "PACK_B": 1},
 }
@@ -323,10 +429,18 @@ def gpu(session):
 
 
 def form_config(precision, form):
-    changes = {"SPLIT": 0, "NC": 64 if form in {"direct", "split"} else 128} | FORMS[form]
-    if precision.is_complex and "KC" in changes:
-        changes["KC"] //= 2
+    tile = {"NC": 64} if form in {"direct", "split"} else {"NC": 128, "WM": 64}
+    changes = {"SPLIT": 0} | tile | FORMS[form]
+    if precision.is_complex:
+        changes |= {name: changes[name] // 2 for name in ("KC", "WM") if name in changes}
     return config(precision, **changes)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("code", "dz")
+def test_forms_can_run(code, form):
+    precision = PRECISIONS[code]
+    assert not list(FAMILY.broken_rules(H200, precision, form_config(precision, form)))
 
 
 def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
@@ -391,29 +505,53 @@ def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
     np.testing.assert_array_equal(got, memory["c"], "what lies between the matrices was written")
 
 
+RUNS = 2000
+
+
+def assert_same_bits(gpu, problem, c, rng):
+    """Run thousands of times and compare each result with the first one, on the device."""
+    precision = PRECISIONS[problem.precision]
+    m, n, k = problem.m, problem.n, problem.k
+    a, b = flat(rng, precision, m * k), flat(rng, precision, k * n)
+    plan = FAMILY.plan(gpu.traits, problem, c)
+    ready, watch = Ready(gpu, plan), Differences(gpu, m * n * precision.itemsize)
+    places = [transfer.place(gpu, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
+    values = slots(problem, 1.0, 0.0, *places)
+    if plan.scratch_bytes:
+        gpu.workspace.poison(gpu.queue, plan.scratch_bytes)
+    ready.run(values)
+    first = watch.remember(places[2]).view(precision.dtype).reshape(n, m)
+    assert np.isfinite(first).all()
+    left = a.reshape(m, k) if problem.trans_a else a.reshape(k, m).T
+    right = b.reshape(k, n) if problem.trans_b else b.reshape(n, k).T
+    some = slice(None, None, max(1, n // 24))
+    want, size = reference.gemm(1.0, left, right[:, some], 0.0, np.empty(0))
+    reference.assert_within_bound(first[some].T, want, size, k, precision.eps)
+    for _ in range(RUNS):
+        ready.run(values)
+        watch.compare(places[2])
+    assert watch.count() == 0, f"words of {RUNS} results that differ from the first run's"
+    ready.run(slots(problem, 2.0, 0.0, *places))
+    watch.compare(places[2])
+    assert watch.count() > 0, "the comparison sees nothing"
+
+
+@pytest.mark.parametrize("ops", ["NN", "TN"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", "dz")
-def test_thousands_of_runs_give_the_same_bits(gpu, code, form, rng):
-    precision = PRECISIONS[code]
-    m, n, k = 517, 389, 1031
-    sizes = {"a": m * k, "b": k * n, "c": m * n}
-    memory = {x: flat(rng, precision, size) for x, size in sizes.items()}
-    problem = gemm(code, m, n, k)
-    want, size = reference.gemm(
-        1.0,
-        memory["a"].reshape(k, m)[:, :40].T,
-        memory["b"].reshape(n, k).T,
-        0.0,
-        np.empty(0),
-    )
-    c = form_config(precision, form)
-    first = None
-    for got in on_device(gpu, problem, c, memory, 1.0, 0.0, repeats=2000):
-        if first is None:
-            first = got
-            sample = got.reshape(n, m)[:, :40].T
-            reference.assert_within_bound(sample, want, size, k, precision.eps)
-        assert got.tobytes() == first.tobytes()
+def test_thousands_of_runs_give_the_same_bits(gpu, code, form, ops, rng):
+    problem = gemm(code, 389, 261, 647, trans_a=ops == "TN", aligned=False)
+    assert_same_bits(gpu, problem, form_config(PRECISIONS[code], form), rng)
+
+
+RACED = [(512, 512, 512), (641, 640, 130), (1030, 1026, 258), (100, 90, 3000), (64, 1024, 1024)]
+
+
+@pytest.mark.parametrize("size", RACED, ids=str)
+@pytest.mark.parametrize("code", "dz")
+def test_thousands_of_default_runs_give_the_same_bits(gpu, code, size, rng):
+    """What is run for a size that was never tuned: fitted tiles, split K, thin edges."""
+    assert_same_bits(gpu, gemm(code, *size), FAMILY.default(gpu.traits, PRECISIONS[code]), rng)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -465,7 +603,7 @@ def test_thin_edges_are_right(gpu, code, ops, rng):
     memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
     trans = ops == "TT"
     problem = gemm(code, m, n, k, trans_a=trans, trans_b=trans)
-    assert len(list(nv_dmma_cut.pieces(problem, c))) == 3
+    assert nv_dmma_cut.without_edges(problem, c) == problem._replace(m=256, n=256)
     a = memory["a"].reshape(m, k) if trans else memory["a"].reshape(k, m).T
     b = memory["b"].reshape(k, n) if trans else memory["b"].reshape(n, k).T
     want, size = reference.gemm(1.5, a, b, 0.5, memory["c"].reshape(n, m).T)

@@ -1,20 +1,27 @@
 // nv_dmma: fp64 and complex128 on the fp64 tensor cores of NVIDIA's data-centre GPUs.
 //
-// A work-group computes an MC x NC macro-tile of C, each of its warps WM x WN of it.  Slices of depth
-// KC travel through STAGES buffers in local memory; a buffer has two barriers (nv_async.cl):
+// A work-group computes an MC x NC macro-tile of C, each of its warps WM x WN of it.  Slices of
+// depth KC travel through STAGES buffers in local memory; a buffer has two barriers (nv_async.cl):
 //
 //      packed operand    one work-item starts one bulk copy of the whole slice
-//      other operand     every work-item starts a few copies of 16 bytes (8 where A or B is not
-//                        aligned), which put each chunk in its place and zeros beyond the edges
+//      other operand     every work-item starts a few copies of 16 bytes (8 where it is not aligned
+//                        or A has to be turned), which put each chunk in its place, and zeros
+//                        beyond the depth
 //
 //      slice t   | step 0 | .. | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
 //
-// Fragments of the next step are loaded while this one is multiplied; at the dots the buffer of slice
-// t - 1 is refilled, a few copies at a time, for a block of them would keep the tensor cores waiting.
+// Fragments of the next step are loaded while this one is multiplied; at the dots the buffer of
+// slice t - 1 is refilled, a few copies at a time, for a block of them would keep the tensor cores
+// waiting.
 //
-// Everything is exact fused multiply-add in double precision, in an order that depends on nothing but
-// the configuration and the sizes: results repeat bit by bit.  A complex product is four real ones, as
-// one real product of twice the rows and twice the depth.
+// Where macro-tiles are few and small, WK warps share the depth of a slice.  In the end their
+// accumulators are added up through local memory, always in the same order.
+//
+// Whether a copy crosses an edge is asked only where one can be: the loop exists twice.
+//
+// Everything is exact fused multiply-add in double precision, in an order that depends on nothing
+// but the configuration and the sizes: results repeat bit by bit.  A complex product is four real
+// ones, as one real product of twice the rows and twice the depth.
 
 #ifndef STAGES
 #define STAGES 3  // slices in local memory
@@ -36,6 +43,8 @@
 #define STAGE_CHUNKS (CHUNKS(MC) + CHUNKS(NC))
 // Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
 #define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P)
+#define SUMS ((WK - 1) * MC * NC * CE / 2)  // local memory to add up accumulators, as chunks
+#define TILES (STAGES * STAGE_CHUNKS > SUMS ? STAGES * STAGE_CHUNKS : SUMS)
 #define GATHERS (!PACK_A || !PACK_B)
 #define BULKS (PACK_A || PACK_B)
 
@@ -70,15 +79,15 @@
         }                                                                                          \
     }
 
-// Refill a buffer in parts: wait until it is free, start copies, and in the last part count them in.
-// Beyond the end of K nothing is read; zeros arrive in a buffer that nobody waits for.
-#define FILL(stage, parity, part)                                                                  \
-    {                                                                                              \
+// Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
+// in.  Beyond the end of K nothing is copied.  `whole` says that the slice crosses no edge.
+#define FILL(stage, parity, part, whole)                                                           \
+    if (whole || left > 0) {                                                                       \
         const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
         const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
-        if ((part) == 0 && (GATHERS || (item == 0 && left > 0)))                                   \
+        if ((part) == 0 && (GATHERS || item == 0))                                                 \
             mbarrier_wait(empty, parity);                                                          \
-        if ((part) == 0 && BULKS && item == 0 && left > 0) {                                       \
+        if ((part) == 0 && BULKS && item == 0) {                                                   \
             mbarrier_expect(full, (PACK_A * CHUNKS(MC) + PACK_B * CHUNKS(NC)) * 16);               \
             if (PACK_A)                                                                            \
                 bulk_copy(to_a, next_a, CHUNKS(MC) * 16, full);                                    \
@@ -87,10 +96,10 @@
         }                                                                                          \
         if (!PACK_A)                                                                               \
             copy_part(to_a + first_a, next_a, g.lda, MC, KIND_A, TRANS_A, WIDE_A,                  \
-                      m - i0 - first_wa, left - first_pa, part);                                   \
+                      m - i0 - first_wa, left - first_pa, part, whole);                            \
         if (!PACK_B)                                                                               \
             copy_part(to_b + first_b, next_b, g.ldb, NC, KIND_B, !TRANS_B, WIDE_B,                 \
-                      n - j0 - first_wb, left - first_pb, part);                                   \
+                      n - j0 - first_wb, left - first_pb, part, whole);                            \
         if ((part) == PARTS_OF_FILL - 1) {                                                         \
             if (GATHERS)                                                                           \
                 mbarrier_arrive_after_copies(full);                                                \
@@ -100,17 +109,45 @@
         }                                                                                          \
     }
 
-// Two neighbouring real numbers of a column of C, the first one in row `row`; or one complex element.
-INLINE void store_two(__global ELEM *c, int row, int m, double2 ab, ELEM alpha, ELEM beta,
-                      int beta_is, int wide)
+#define FILL_ALL(stage, whole)                                                                     \
+    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole)
+
+// Multiply slices t, t + 1, ... until `end`.
+#define MULTIPLY_SLICES(end, whole)                                                                \
+    for (; t < end; t++) {                                                                         \
+        UNROLL for (int s = 0; s < STEPS - 1; s++)                                                 \
+        {                                                                                          \
+            LOAD(s + 1, reads)                                                                     \
+            MULTIPLY(s)                                                                            \
+            FILL(fills, fills_parity, s, whole)                                                    \
+        }                                                                                          \
+        fills = reads; /* the next slice's copies go where this one was */                         \
+        fills_parity = reads_parity;                                                               \
+        const uint emptied = barriers_at + (STAGES + reads) * 8;                                   \
+        reads = reads + 1 == STAGES ? 0 : reads + 1;                                               \
+        reads_parity ^= reads == 0;                                                                \
+        if (whole || t + 1 < slices) {                                                             \
+            mbarrier_wait(barriers_at + reads * 8, reads_parity);                                  \
+            LOAD(0, reads)                                                                         \
+        }                                                                                          \
+        MULTIPLY(STEPS - 1)                                                                        \
+        warp_sync();                                                                               \
+        if (lane == 0)                                                                             \
+            mbarrier_arrive(emptied);                                                              \
+    }
+
+// Two neighbouring real numbers of a column of C, or one complex element, of which there are
+// `rows`.
+INLINE void store_two(__global ELEM *c, int rows, double2 ab, ELEM alpha, ELEM beta, int beta_is,
+                      int wide)
 {
 #if IS_COMPLEX
-    if (row < m)
+    if (rows > 0)
         elem_store(c, PARTS ? ab : elem_mul(alpha, ab), beta, beta_is);
 #else
     if (!PARTS)
         ab *= alpha;
-    if (wide && row + 1 < m) {
+    if (wide && rows > 1) {
         __global double2 *pair = (__global double2 *)c;
         if (beta_is == BETA_ONE)
             ab += *pair;
@@ -118,9 +155,9 @@ INLINE void store_two(__global ELEM *c, int row, int m, double2 ab, ELEM alpha, 
             ab += beta * *pair;
         *pair = ab;
     } else {
-        if (row < m)
+        if (rows > 0)
             elem_store(c, ab.x, beta, beta_is);
-        if (row + 1 < m)
+        if (rows > 1)
             elem_store(c + 1, ab.y, beta, beta_is);
     }
 #endif
@@ -132,32 +169,73 @@ INLINE int column_of(int g, int second)
     return KIND_B == ALONG_P && TRANS_B ? g + 8 * second : 2 * g + second;
 }
 
+// The same where C is not read, both numbers lie in it, and it is aligned.
+INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha)
+{
+#if IS_COMPLEX
+    *c = PARTS ? ab : elem_mul(alpha, ab);
+#else
+    *(__global double2 *)c = PARTS ? ab : ab * alpha;
+#endif
+}
+
+// Do something with every two numbers `ab` of this work-item, in row r and column s of the warp's
+// tile.  A lane has real rows 2g, 2g + 1 of four columns, or rows 4q to 4q + 3 of two.
+#define STORE(action)                                                                              \
+    UNROLL for (int j = 0; j < FRAGS_B; j++) UNROLL for (int e = 0; e < 4; e++)                    \
+    {                                                                                              \
+        const int pair = ROWS_A ? 2 * g4 : 4 * q4 + e % 2 * 2;                                     \
+        const long column = ROWS_A ? column_of(2 * q4 + e / 2, e % 2) : column_of(g4, e / 2);      \
+        const long s = j * 16 + column;                                                            \
+        UNROLL for (int i = 0; i < FRAGS_A; i++) if ((j * FRAGS_A + i) % WK == warp_k)             \
+        {                                                                                          \
+            const int r = (i * 16 + pair) / CE;                                                    \
+            const double2 ab =                                                                     \
+                ROWS_A ? (double2)(acc[j][i][e % 2][e / 2], acc[j][i][e % 2][2 + e / 2])           \
+                       : (double2)(acc[j][i][0][e], acc[j][i][1][e]);                              \
+            action;                                                                                \
+        }                                                                                          \
+    }
+
 // packed_a, packed_b and partials count real numbers from the start of scratch; per_a and per_b are
-// how many panels an entry of the stack has (0: all entries share them).  The second dimension of the
-// launch are the parts of K, `span` slices each.
+// how many panels an entry of the stack has (0: all entries share them).  The second dimension of
+// the launch are the parts of K, `span` slices each.  With EDGES rows below main_m meet columns
+// from main_n on, then rows from main_m on meet all columns; either edge may be missing and fits a
+// macro-tile.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
-             const int per_a, const int per_b, const long partials, const int span)
+             const int per_a, const int per_b, const long partials, const int span,
+             const int main_m, const int main_n)
 {
-    __local double2 tiles[STAGES * STAGE_CHUNKS] __attribute__((aligned(128)));
+    __local double2 tiles[TILES] __attribute__((aligned(128)));
     __local ulong barriers[2 * STAGES];  // full ones, then empty ones
     const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
 
-    // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int m = g.m, n = g.n, k = g.k;
+#if EDGES
+    const int right = main_n < n ? (main_m + MC - 1) / MC : 0;
+    const int below = main_m < m ? (n + NC - 1) / NC : 0;
+    const int tile = get_group_id(0) % (right + below), is_right = tile < right;
+    const long entry = get_group_id(0) / (right + below);
+    const int tile_m = 0, tile_n = 0;  // nothing is packed
+    const int i0 = is_right ? tile * MC : main_m, j0 = is_right ? main_n : (tile - right) * NC;
+#else
+    // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
     const int group = get_group_id(0), tile = group % (tiles_m * tiles_n), band = GROUP_M * tiles_n;
     const long entry = group / (tiles_m * tiles_n);
     const int first = tile / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
     const int tile_m = first + tile % band % height, tile_n = tile % band / height;
     const int i0 = tile_m * MC, j0 = tile_n * NC;
+#endif
 
     const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
     const int slices = PARTS ? min(span, total - start) : total;
-    int left = k - start * KC;  // depth from the next slice on
+    int left = min(k - start * KC, slices * KC);  // depth from the next slice on
 
     const int item = get_local_id(0), lane = item % 32, warp = item / 32;
-    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
+    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
+    const int warp_k = warp / (WARPS_M * WARPS_N);
 
     // Where this work-item's copies begin in a slice, in local memory and in the matrix.
 #define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
@@ -194,47 +272,59 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     // Where this lane's chunks lie in a half unit, and what changes for every other 8 of the depth.
     const int g4 = lane / 4, q4 = lane % 4, across = 8 * q4 + (g4 ^ 2 * q4);
     const int turn_a = TRANS_A ? (lane ^ 4) - lane : 0, turn_b = TRANS_B ? 0 : (lane ^ 4) - lane;
-    __local const double2 *mine_a =
-        tiles + warp_m * FRAGS_A * UNIT_CHUNKS(KIND_A) + (TRANS_A ? lane : across);
-    __local const double2 *mine_b =
-        tiles + CHUNKS(MC) + warp_n * FRAGS_B * 64 + (TRANS_B ? across : lane);
+    const int unit_k = warp_k * (STEPS / 2);  // the first unit along the depth of this warp
+    __local const double2 *mine_a = tiles +
+                                    (unit_k * UNITS_A + warp_m * FRAGS_A) * UNIT_CHUNKS(KIND_A) +
+                                    (TRANS_A ? lane : across) + unit_k % 2 * turn_a;
+    __local const double2 *mine_b = tiles + CHUNKS(MC) +
+                                    (unit_k * UNITS_B + warp_n * FRAGS_B) * 64 +
+                                    (TRANS_B ? across : lane) + unit_k % 2 * turn_b;
     double2 frag_a[2][FRAGS_A][HALVES_OF(KIND_A)], frag_b[2][FRAGS_B][HALVES_OF(KIND_B)];
     double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
 
-    for (int stage = 0; stage < STAGES - 1; stage++) {
-        UNROLL
-        for (int part = 0; part < PARTS_OF_FILL; part++)
-            FILL(stage, 1, part)
+    // Slices that cross no edge; packed panels have none.
+    const int inside = (PACK_A || i0 + MC <= m) && (PACK_B || j0 + NC <= n);
+    const int whole = GATHERS ? inside * (left / KC) : slices;
+    if (whole >= STAGES - 1) {
+        for (int stage = 0; stage < STAGES - 1; stage++)
+            FILL_ALL(stage, 1)
+    } else {
+        for (int stage = 0; stage < STAGES - 1; stage++)
+            FILL_ALL(stage, 0)
     }
-    int reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
+    int t = 0, reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
     uint reads_parity = 0, fills_parity = 1;
     if (slices > 0) {
         mbarrier_wait(barriers_at, 0);
         LOAD(0, 0)
     }
-    for (int t = 0; t < slices; t++) {
-        UNROLL
-        for (int s = 0; s < STEPS - 1; s++) {
-            LOAD(s + 1, reads)
-            MULTIPLY(s)
-            FILL(fills, fills_parity, s)
-        }
-        fills = reads;  // the next slice's copies go where this one was
-        fills_parity = reads_parity;
-        const uint emptied = barriers_at + (STAGES + reads) * 8;
-        reads = reads + 1 == STAGES ? 0 : reads + 1;
-        reads_parity ^= reads == 0;
-        if (t + 1 < slices) {
-            mbarrier_wait(barriers_at + reads * 8, reads_parity);
-            LOAD(0, reads)
-        }
-        MULTIPLY(STEPS - 1)
-        warp_sync();
-        if (lane == 0)
-            mbarrier_arrive(emptied);
-    }
+    MULTIPLY_SLICES(whole - (STAGES - 1), 1)
+    MULTIPLY_SLICES(slices, 0)
     if (GATHERS)
         ASYNC_COPY_WAIT(0);
+
+#if WK > 1
+    // Fragment f becomes the sum of those of all warps along the depth in warp f % WK of them, from
+    // that one's own onwards.
+    __local double *sums = (__local double *)tiles + item % (ITEMS / WK);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int f = 0; f < FRAGS_A * FRAGS_B; f++)
+        if (f % WK != warp_k) {
+            const int place = f * (WK - 1) + (warp_k - f % WK + WK - 1) % WK;
+            UNROLL
+            for (int e = 0; e < 8; e++)
+                sums[(place * 8 + e) * (ITEMS / WK)] = acc[f / FRAGS_A][f % FRAGS_A][e / 4][e % 4];
+        }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int f = 0; f < FRAGS_A * FRAGS_B; f++)
+        if (f % WK == warp_k)
+            UNROLL
+            for (int e = 0; e < 8 * (WK - 1); e++)
+                acc[f / FRAGS_A][f % FRAGS_A][e % 8 / 4][e % 4] +=
+                    sums[(f * (WK - 1) * 8 + e) * (ITEMS / WK)];
+#endif
 
 #if PARTS
     const long ld = m;
@@ -245,24 +335,12 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int beta_is = beta_class(beta);
     c += g.offset_c + entry * g.stride_c;
 #endif
-    const int wide = (((ulong)c | (ulong)ld * 8) & 15) == 0;
-    UNROLL
-    for (int j = 0; j < FRAGS_B; j++)
-        UNROLL
-        for (int e = 0; e < 4; e++) {
-            // A lane has real rows 2g, 2g + 1 of four columns, or rows 4q to 4q + 3 of two.
-            const int pair = ROWS_A ? 2 * g4 : 4 * q4 + e % 2 * 2;
-            const int column = ROWS_A ? column_of(2 * q4 + e / 2, e % 2) : column_of(g4, e / 2);
-            const int s = j0 + warp_n * WN + j * 16 + column;
-            if (s < n) {
-                UNROLL
-                for (int i = 0; i < FRAGS_A; i++) {
-                    const int r = i0 + warp_m * WM + (i * 16 + pair) / CE;
-                    const double2 ab =
-                        ROWS_A ? (double2)(acc[j][i][e % 2][e / 2], acc[j][i][e % 2][2 + e / 2])
-                               : (double2)(acc[j][i][0][e], acc[j][i][1][e]);
-                    store_two(c + r + s * ld, r, m, ab, alpha, beta, beta_is, wide);
-                }
-            }
-        }
+    const int wide = IS_COMPLEX || (((ulong)c | (ulong)ld * 8) & 15) == 0;
+    c += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
+    const int rows = m - i0 - warp_m * WM, columns = n - j0 - warp_n * WN;
+    if (wide && beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
+        STORE(plain_store(c + r + s * ld, ab, alpha))
+    } else {
+        STORE(if (s < columns) store_two(c + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
+    }
 }

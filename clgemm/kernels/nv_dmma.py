@@ -3,13 +3,14 @@
 The instruction (``mma.sync`` .f64, "DMMA") is an IEEE fused multiply-add, so results are those of
 any FMA product, NaN and infinities included.  Each operand reaches local memory in one of two ways:
 
-- directly: every work-item copies a few chunks of 16 bytes (``cp.async``), edges become zeros;
+- directly: every work-item copies a few chunks of 16 bytes (``cp.async``);
 - packed: a first launch writes panels, of which one instruction then copies a whole slice
   (``cp.async.bulk``, compute capability 9.0).  Packing A costs about 120/n of the time of the
   product on an H200, so it pays from some n on: ``PACK_A``; the same for B and m: ``PACK_B``.
 
-A problem with few macro-tiles gets smaller ones (``FIT``), or is cut along K (``SPLIT``): partial
-products go to scratch, and one more launch adds them up in a fixed order.  `nv_dmma_cut` decides.
+A problem gets the macro-tile that is estimated to take the least time (``FIT``) and, with few of
+them, is cut along K (``SPLIT``): partial products go to scratch, and another launch adds them up in
+a fixed order.  A launch of small macro-tiles does thin edges.  `nv_dmma_cut` decides.
 The layout of slices and panels is drawn in nv_dmma_tiles.cl.
 """
 
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm, Precision
     from clgemm.traits import DeviceTraits
 
-LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
-"""Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
-
-OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
 NEWEST_SHAPES = (9, 0)  # compute capability with 16x8x4 products and bulk copies
 MAX_ACCUMULATORS = 64  # doubles a work-item; more would spill
 PACK_ITEMS = 128  # of nv_dmma_pack.cl
@@ -52,7 +49,7 @@ PLANNED = frozenset(
 
 TILES = ("nv_dmma_tiles.cl",)
 PACK_FILES = (*TILES, "nv_dmma_pack.cl")
-GEMM_FILES = ("nv_async.cl", *TILES, "nv_dmma_load.cl", "nv_dmma.cl")
+GEMM_FILES = ("nv_async.cl", *TILES, "nv_dmma_copies.cl", "nv_dmma_load.cl", "nv_dmma.cl")
 REDUCE_FILES = ("nv_dmma_reduce.cl",)
 
 
@@ -67,7 +64,9 @@ class NvDmma(KernelFamily):
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Double precision where the chip has full-rate fp64 tensor cores."""
         return (
-            precision.real == "double" and traits.fp64 and traits.compute_capability in LOCAL_BYTES
+            precision.real == "double"
+            and traits.fp64
+            and traits.compute_capability in nv_dmma_cut.LOCAL_BYTES
         )
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
@@ -83,10 +82,11 @@ class NvDmma(KernelFamily):
             "KC": (32 // ce, 16 // ce),
             "WM": (64 // ce, 32 // ce),
             "WN": (32, 16),
+            "WK": (1,),
             "STAGES": (3, 4),
             "GROUP_M": (8,),
             "PACK_A": (8192, 0) if bulk else (0,),
-            "PACK_B": (4096 // ce, 0) if bulk else (0,),
+            "PACK_B": (8192 // ce, 0) if bulk else (0,),
             "SPLIT": (2,),
             "FIT": (1,),
         }
@@ -99,9 +99,9 @@ class NvDmma(KernelFamily):
         return Config.of(
             self.name,
             {
-                "MC": 128 // ce, "NC": 128, "WM": 64 // ce, "WN": 32,
+                "MC": 128 // ce, "NC": 128, "WM": 64 // ce, "WN": 32, "WK": 1,
                 "KC": (32 if deep else 16) // ce, "STAGES": 3 if deep else 4, "GROUP_M": 8,
-                "PACK_A": 8192 * bulk, "PACK_B": 4096 // ce * bulk, "SPLIT": 2, "FIT": 1,
+                "PACK_A": 8192 * bulk, "PACK_B": 8192 // ce * bulk, "SPLIT": 2, "FIT": 1,
             },
         )  # fmt: skip
 
@@ -120,6 +120,8 @@ class NvDmma(KernelFamily):
         if wm * ce % 16 or wn % 16 or kc * ce % 16:
             yield "a warp's tile and a slice's depth are whole units of 16"
             return
+        if kc * ce % (16 * config["WK"]):
+            yield "a warp's share of a slice's depth is 16 at least: fragments are loaded ahead"
         items = self.items(config)
         if not 64 <= items <= min(256, traits.max_work_group_size):
             yield "a work-group has 2 to 8 warps"
@@ -131,7 +133,7 @@ class NvDmma(KernelFamily):
         packs = config["PACK_A"] or config["PACK_B"]
         if packs and not self._has_bulk_copies(traits):
             yield "bulk copies need compute capability 9.0"
-        if packs and mc * ce * nc < 128 * 64:
+        if packs and mc * ce * nc < nv_dmma_cut.LEAST_AREA:
             yield "panels of small tiles are read too often to be worth writing"
 
     @staticmethod
@@ -140,16 +142,20 @@ class NvDmma(KernelFamily):
         kc = config["KC"]
         if config["STAGES"] < 2:
             yield "a stage is filled while another one is read"
-        if (config["STAGES"] > 3) != (kc * (2 if precision.is_complex else 1) < 32):
-            yield "three stages of deep slices or four of shallow ones are under way"
-        local = config["STAGES"] * ((config["MC"] + config["NC"]) * kc * precision.itemsize + 16)
-        if local > LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
+        depth = kc * (2 if precision.is_complex else 1)
+        if config["STAGES"] > 3 and config["WK"] == 1 and depth >= 32:
+            yield "three stages of deep slices are enough"
+        tile = (config["MC"] + config["NC"]) * kc * precision.itemsize
+        sums = (config["WK"] - 1) * config["MC"] * config["NC"] * precision.itemsize
+        local = max(config["STAGES"] * tile, sums) + config["STAGES"] * 16
+        if local > nv_dmma_cut.LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
             yield "all stages fit the local memory"
 
     @staticmethod
     def items(config: Config) -> int:
         """Count the work-items of a work-group."""
-        return 32 * (config["MC"] // config["WM"]) * (config["NC"] // config["WN"])
+        warps = (config["MC"] // config["WM"]) * (config["NC"] // config["WN"]) * config["WK"]
+        return 32 * warps
 
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether the number of macro-tiles fits an int, of the whole stack."""
@@ -157,19 +163,26 @@ class NvDmma(KernelFamily):
         return super().accepts(problem) and tiles < INT32_MAX // 2
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """Pack if that pays, multiply, and add up the parts if K is cut; so for each thin edge."""
-        steps: list[Step] = []
-        reals = 0
-        for piece in nv_dmma_cut.pieces(problem, config):
-            fitted = nv_dmma_cut.fitted(traits, piece, config)
-            cut = nv_dmma_cut.cut(traits, piece, fitted)
-            reals = max(reals, cut.reals)
-            if cut.pack_a or cut.pack_b:
-                steps.append(self._pack(piece, fitted, cut))
-            steps.append(self._gemm(traits, piece, fitted, cut))
-            if cut.parts > 1:
-                steps.append(self._reduce(piece, cut))
-        return Plan(tuple(steps), reals * 8)
+        """Pack if that pays, multiply, add up the parts if K is cut, and do thin edges."""
+        main = nv_dmma_cut.without_edges(problem, config)
+        fitted = nv_dmma_cut.fitted(traits, main, config)
+        cut = nv_dmma_cut.cut(traits, main, fitted)
+        steps = [self._gemm(traits, main, fitted, cut)]
+        if cut.pack_a or cut.pack_b:
+            steps.insert(0, self._pack(main, fitted, cut))
+        if cut.parts > 1:
+            steps.append(self._reduce(main, cut))
+        if main != problem:
+            steps.append(self._edges(traits, problem, main, config))
+        return Plan(tuple(steps), cut.reals * 8)
+
+    def _edges(self, traits: DeviceTraits, g: Gemm, main: Gemm, config: Config) -> Step:
+        """Do what is right of and below `main` in one launch."""
+        small = nv_dmma_cut.edge_config(traits, g, config)
+        step = self._gemm(traits, g, small, nv_dmma_cut.cut(traits, g, small), EDGES=1)
+        groups = nv_dmma_cut.edge_tiles(g, main, small) * g.batch
+        size = (groups * self.items(small), 1)
+        return step._replace(global_size=size, args=(*step.args[:-2], main.m, main.n))
 
     def _spec(
         self, name: str, files: tuple[str, ...], problem: Gemm, signature: str, **defines: int
@@ -201,7 +214,7 @@ class NvDmma(KernelFamily):
         args = (*gemm_args(g), "scratch", 0, cut.packed_b, slices_a)
         return Step(spec, ((slices_a + slices_b) * PACK_ITEMS,), (PACK_ITEMS,), args)
 
-    def _gemm(self, traits: DeviceTraits, g: Gemm, config: Config, cut: Cut) -> Step:
+    def _gemm(self, traits: DeviceTraits, g: Gemm, config: Config, cut: Cut, **more: int) -> Step:
         newest = self._has_bulk_copies(traits)
         is_complex = precision_of(g).is_complex
         defines = {name: value for name, value in config.params if name not in PLANNED}
@@ -212,12 +225,13 @@ class NvDmma(KernelFamily):
             "PARTS": int(cut.parts > 1),
             "MMA_ROWS": 16 if newest else 8,
             "TRY_WAIT": int(newest),
+            **more,
         }
-        spec = self._spec("nv_dmma", GEMM_FILES, g, "plliili", **defines)
+        spec = self._spec("nv_dmma", GEMM_FILES, g, "plliiliii", **defines)
         args = (
             *gemm_args(g), "scratch" if cut.reals else "c", 0, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
-            cut.partials, cut.span,
+            cut.partials, cut.span, g.m, g.n,
         )  # fmt: skip
         items = self.items(config)
         groups = cut.tiles_m * cut.tiles_n * g.batch

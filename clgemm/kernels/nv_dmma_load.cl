@@ -6,8 +6,14 @@
 #ifndef WN
 #define WN 32  // columns of a warp's tile
 #endif
+#ifndef WK
+#define WK 1  // warps that share the depth of a slice
+#endif
 #ifndef PARTS
 #define PARTS 0  // 1: K is split; what is stored are partial products, into scratch
+#endif
+#ifndef EDGES
+#define EDGES 0  // 1: a launch for the thin edges below and right of what is done elsewhere
 #endif
 #ifndef MMA_ROWS
 #define MMA_ROWS 16  // 16: shapes of compute capability 9.0; 8: those of 8.0
@@ -15,50 +21,20 @@
 
 #define WARPS_M (MC / WM)
 #define WARPS_N (NC / WN)
-#define WARPS (WARPS_M * WARPS_N)
+#define WARPS (WARPS_M * WARPS_N * WK)
 #define ITEMS (32 * WARPS)
-#define STEPS (KC * CE / 4)  // of depth 4, in a slice
+#define STEPS (KC * CE / 4 / WK)  // of depth 4, of a warp in a slice
 #define PARTS_OF_FILL (STEPS - 1)
 
-// A work-item starts each ITEMS-th copy of a slice, of 16 bytes where WIDE_x is set, else of 8.  Copy
-// number n moves this chunk: where memory runs along the depth the second four of eight lanes go to
-// the next unit along the depth, so that together they read 128 bytes in a row.
-#define COPIES_OF_CHUNK(wide) ((wide) ? 1 : 2)
-#define COPIES(width, wide) (CHUNKS(width) * COPIES_OF_CHUNK(wide) / ITEMS)  // of a work-item
-
-INLINE int chunk_of(int n, int width, int kind, int turned, int wide)
-{
-    const int c = n / COPIES_OF_CHUNK(wide);
-    const int row = width / UNIT_WIDTH(kind) * UNIT_CHUNKS(kind);  // chunks of 8 of the depth
-    return turned ? c % 4 + c / 4 % 2 * row + c / 8 % (row / 4) * 4 + c / (2 * row) * (2 * row) : c;
-}
-
-// Where copy n begins: elements along the width and the depth, bytes in the slice.  Since all sizes
-// are powers of two, the place of n = item + i * ITEMS is the sum of the places of the two terms, and
-// only the first depends on the work-item.
-INLINE int copy_w(int n, int width, int kind, int turned, int wide)
-{
-    return chunk_w(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
-           (kind == ALONG_W ? n % COPIES_OF_CHUNK(wide) : 0);
-}
-
-INLINE int copy_p(int n, int width, int kind, int turned, int wide)
-{
-    return chunk_p(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
-           (kind == ALONG_P ? n % COPIES_OF_CHUNK(wide) : 0);
-}
-
-INLINE int copy_at(int n, int width, int kind, int turned, int wide)
-{
-    return chunk_of(n, width, kind, turned, wide) * 16 + n % COPIES_OF_CHUNK(wide) * 8;
-}
-
-// Start one part of PARTS_OF_FILL of a work-item's copies of a slice.  `to` and `from` are its first
-// copy's addresses, w_end and p_end count from there; what lies beyond them becomes zero.
+// Start one part of PARTS_OF_FILL of a work-item's copies of a slice.  `to` and `from` are its
+// first copy's addresses, w_end and p_end count from there.  What lies beyond the depth becomes
+// zero; what lies beyond the width may stay what it is, for it ends in rows and columns that C does
+// not have.  `whole` says that nothing lies beyond.
 INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, int kind, int turned,
-                      int wide, int w_end, int p_end, int part)
+                      int wide, int w_end, int p_end, int part, int whole)
 {
-    const int bytes = 16 / COPIES_OF_CHUNK(wide), copies = COPIES(width, wide);
+    const int bytes = WHOLE_CHUNKS(kind, turned, wide) ? 16 : 8;
+    const int copies = COPIES(width, kind, turned, wide);
     UNROLL
     for (int i = 0; i < copies; i++)
         if (i * PARTS_OF_FILL / copies == part) {
@@ -67,12 +43,16 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
             const uint at = to + copy_at(i * ITEMS, width, kind, turned, wide);
             const int along = kind == ALONG_P ? p_end - p : w_end - w;
             const int across = kind == ALONG_P ? w_end - w : p_end - p;
-            const int valid = across > 0 ? min(max(along, 0) * 8 * CE, bytes) : 0;
+            const int valid = whole        ? bytes
+                              : across > 0 ? min(max(along, 0) * 8 * CE, bytes)
+                                           : 0;
             __global const ELEM *x = from + (turned ? p + w * ld : w + p * ld);
-            if (wide)
-                async_copy16(at, x, valid);
-            else
-                async_copy8(at, x, valid);
+            if (whole || w < w_end) {
+                if (bytes == 16)
+                    async_copy16(at, x, valid);
+                else
+                    async_copy8(at, x, valid);
+            }
         }
 }
 
@@ -103,9 +83,9 @@ INLINE double2 complex_pair_of(double2 element, int s, int conj_a, int conj_b)
                  : (double2)(element.x, signed_as(element.y, conj_a));
 }
 
-// acc += rows x columns, 16 x 4 by 4 x 8.  `rows` are rows 2g and 2g + 1 of C and `column` one of its
-// columns, or the other way round.  acc[0] and acc[1] are the first row with the columns of g = 2q and
-// 2q + 1, acc[2] and acc[3] the second row with the same.
+// acc += rows x columns, 16 x 4 by 4 x 8.  `rows` are rows 2g and 2g + 1 of C and `column` one of
+// its columns, or the other way round.  acc[0] and acc[1] are the first row with the columns of g =
+// 2q and 2q + 1, acc[2] and acc[3] the second row with the same.
 INLINE void multiply_add(double *acc, double2 rows, double column)
 {
 #if MMA_ROWS == 16

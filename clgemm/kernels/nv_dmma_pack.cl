@@ -1,8 +1,9 @@
 // nv_dmma: packs A and B into panels, so that the gemm kernel copies a slice by one instruction.
 //
-// A work-group packs a slice (the layout is drawn in nv_dmma_tiles.cl).  A work-item moves 2 x 2 real
-// numbers, or one element of a complex A: it reads what is neighbouring in memory and writes chunks.
-// Rows, columns and depth beyond the matrix become zeros; conjugation is done here.  Plain OpenCL C.
+// A work-group packs a slice (the layout is drawn in nv_dmma_tiles.cl).  A work-item moves 2 x 2
+// real numbers, or one element of a complex A: it reads what is neighbouring in memory and writes
+// chunks.  Rows, columns and depth beyond the matrix become zeros; conjugation is done here.  Plain
+// OpenCL C.
 
 #define PACK_ITEMS 128  // work-items of a work-group
 
@@ -10,7 +11,9 @@
 INLINE ELEM load_element(__global const ELEM *x, long ld, int turned, int conj, long w, long p,
                          long w_end, long p_end)
 {
-    return w < w_end && p < p_end ? elem_conj(x[turned ? p + w * ld : w + p * ld], conj) : (ELEM)(0);
+    if (w >= w_end || p >= p_end)
+        return (ELEM)(0);
+    return elem_conj(x[turned ? p + w * ld : w + p * ld], conj);
 }
 
 INLINE void pack_slice(__global ELEM *to, __global const ELEM *x, long ld, int width, int kind,

@@ -13,6 +13,6 @@ __kernel void nv_dmma_reduce(GEMM_ARGS, __global const REAL *scratch, const long
     for (int s = 0; s < parts; s++)
         sum += part[s * g.batch * g.m * g.n];
     const long row = element % g.m, column = element / g.m % g.n;
-    elem_store(c + g.offset_c + entry * g.stride_c + row + column * g.ldc, elem_mul(alpha, sum), beta,
-               beta_class(beta));
+    c += g.offset_c + entry * g.stride_c + row + column * g.ldc;
+    elem_store(c, elem_mul(alpha, sum), beta, beta_class(beta));
 }

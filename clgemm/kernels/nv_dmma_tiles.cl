@@ -2,12 +2,12 @@
 //
 // The tensor core's shape is 16 x 8 x 4: of a 16 x 4 tile each of a warp's 32 work-items (lanes)
 // holds two numbers.  So a slice (MC or NC wide, KC deep, counted in elements) is cut into units 16
-// real numbers wide and 8 deep, two steps of 4.  A unit is a row of chunks of 16 bytes; lane 4*g + q
-// loads one or two of them.  What a chunk holds depends on the kind of the operand:
+// real numbers wide and 8 deep, two steps of 4.  A unit is a row of chunks of 16 bytes; lane 4*g +
+// q loads one or two of them.  What a chunk holds depends on the kind of the operand:
 //
 //      kind      chunks of a unit   the chunk of [half][g, q] holds                        for
-//      ALONG_W   2 halves x 32      real numbers (2g, p), (2g + 1, p), p = 2q + half       real, B of z
-//      ALONG_P   2 halves x 32      real numbers (w, 2q), (w, 2q + 1), w = 2g + half (*)   real, B of z
+//      ALONG_W   2 halves x 32      real numbers (2g, p), (2g + 1, p), p = 2q + half       not A of z
+//      ALONG_P   2 halves x 32      real numbers (w, 2q), (w, 2q + 1), w = 2g + half (*)   B
 //      WHOLE     32                 one complex element (g, q): 8 x 4 of them are 16 x 8   A of z
 //
 //      (*) w = g + 8 * half where neighbours in memory are neighbours along the width
@@ -15,14 +15,14 @@
 //      slice:   unit (0,0) (1,0) (2,0) ... along the width, then the next 8 of the depth
 //      panel:   slice 0, slice 1, ... of one macro-tile's rows (columns), each without a gap
 //
-// In z the depth counts re and im as two numbers; a chunk of ALONG_P then is one element, and ALONG_W
-// has the real parts of two in one half and the imaginary parts in the other.  Which of
-// its 16 columns (rows) a lane has is free as long as the store of C agrees: the pairs 2g, 2g + 1
-// make a lane's part of C four neighbouring real numbers of a column.
+// In z the depth counts re and im as two numbers; a chunk of ALONG_P then is one element, and
+// ALONG_W has the real parts of two in one half and the imaginary parts in the other.  Which of its
+// 16 columns (rows) a lane has is free as long as the store of C agrees: the pairs 2g, 2g + 1 make
+// a lane's part of C four neighbouring real numbers of a column.
 //
 // The order of the 32 chunks serves both ends.  Eight lanes in a row should read 128 bytes in a row
-// from global memory, and eight lanes that load a fragment together, two g by four q, should hit all
-// banks of local memory:
+// from global memory, and eight lanes that load a fragment together, two g by four q, should hit
+// all banks of local memory:
 //
 //      memory runs along the width:   slot 8*q + (g ^ 2*q)
 //      memory runs along the depth:   slot 4*(g ^ odd) + q, odd for every other 8 of the depth
@@ -59,9 +59,11 @@
 #define ALONG_P 1
 #define WHOLE 2
 
-// Packed panels are ALONG_W where they can be, for its fragments take fewer registers; what is copied
-// directly takes pairs as they lie.
-#define KIND_A (IS_COMPLEX ? WHOLE : !PACK_A && TRANS_A ? ALONG_P : ALONG_W)
+// Packed panels are ALONG_W where they can be, for its fragments take fewer registers; what is
+// copied directly takes pairs as they lie, but a real A: were both ALONG_P, there would be more
+// fragments than registers, and moves between them, so it is copied number by number where memory
+// runs along the depth.
+#define KIND_A (IS_COMPLEX ? WHOLE : ALONG_W)
 #define KIND_B (!PACK_B && (IS_COMPLEX || !TRANS_B) ? ALONG_P : ALONG_W)
 
 #define UNIT_CHUNKS(kind) ((kind) == WHOLE ? 32 : 64)
