@@ -29,9 +29,11 @@ SHARE_OF_OWN, SHARE_OF_HOST = 0.9, 0.25  # of the device's memory: its own, or t
 class Short(Exception):  # noqa: N818 - an outcome, handled where the call began
     """The device ran out of memory before these tiles of C were written."""
 
-    def __init__(self, missing: list[Tile], error: Exception) -> None:
+    def __init__(self, missing: list[Tile], needed: int, error: Exception) -> None:
         super().__init__(str(error))
         self.missing = missing
+        self.needed = needed
+        """Bytes that there were not."""
 
 
 def room_of(session: Session) -> int:
@@ -110,15 +112,20 @@ class Pipeline:
         try:
             self._execute(schedule, arrays, room)
         except Short as short:
-            log.info("%s has no %d bytes left: trying with half", self._session, room)
+            # Half of what was asked for, since the same would be asked for in half the room.
+            room = min(room, short.needed) // 2
             missing = short.missing
+            log.info("%s is short of memory: trying with %d bytes", self._session, room)
         else:
+            return
+        if missing == schedule.results:
+            self._run(problem, arrays, room, halvings - 1)
             return
         for tile in missing:
             part = problem._replace(
                 m=tile.rows.size, n=tile.columns.size, batch=tile.batch.size,
             )  # fmt: skip
-            self._run(part, arrays.part(tile), room // 2, halvings - 1)
+            self._run(part, arrays.part(tile), room, halvings - 1)
 
     def _execute(self, schedule: Schedule, arrays: Arrays, room: int) -> None:
         """Run a schedule.
@@ -142,4 +149,5 @@ class Pipeline:
             if not is_short_of_memory(error) or (flow and flow.is_torn()):
                 raise
             session.memory.trim()
-            raise Short(flow.missing() if flow else schedule.results, error) from error
+            missing = flow.missing() if flow else schedule.results
+            raise Short(missing, sum(sizes), error) from error

@@ -168,12 +168,13 @@ def operands(rng, code="s", m=300, n=280, k=260):
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_refused_allocation_is_tried_again_with_less(apart, beta, rng, monkeypatch):
+@pytest.mark.parametrize("room", [1 << 20, 1 << 40])
+def test_a_refused_allocation_is_tried_again_with_less(apart, room, beta, rng, monkeypatch):
     refused, hosted = [], []
     real = apart.memory._allocate
 
     def allocate(size):
-        if apart.memory.used + size > 400 * KB:
+        if apart.memory.used + size > 200 * KB:
             refused.append(size)
             raise out_of_memory()
         return real(size)
@@ -181,7 +182,7 @@ def test_a_refused_allocation_is_tried_again_with_less(apart, beta, rng, monkeyp
     apart.memory.trim()
     monkeypatch.setattr(apart.memory, "_allocate", allocate)
     monkeypatch.setattr(host, "gemm", lambda *arguments: hosted.append(arguments))
-    limit(monkeypatch, 1 << 20)
+    limit(monkeypatch, room)
     check(apart, "s", *operands(rng), beta=beta)
     assert refused
     assert hosted == []
