@@ -45,10 +45,11 @@ def info() -> int:
     print(versions())
     found = devices.find()
     session = sessions.current() if found else None
+    used = set() if session is None else {s.traits for s in (session, *sessions.others())}
     print("\ndevices:" if found else "\ndevices: none")
     for f in found:
         t = f.traits
-        mark = "*" if session is not None and t == session.traits else " "
+        mark = "*" if t in used else " "
         print(
             f" {mark} {t.describe()}: {t.kind}, {t.compute_units} compute units, "
             f"{8 * t.simd_bytes}-bit SIMD, {t.global_memory / 2**30:.1f} GiB, "
@@ -58,6 +59,8 @@ def info() -> int:
         print(f"\nno OpenCL device: {devices.INSTALL_HINT}")
         return 1
     print(f"\nin use: {session.traits.describe()} ({session.reason})")
+    for other in sessions.others():
+        print(f"and for large products: {other.traits.describe()}")
     _print_parameters(session)
     print(f"\ncache directory: {settings.cache_dir()}")
     return 0

@@ -18,6 +18,7 @@ from clgemm.errors import ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
+from clgemm.runtime.choice import wanted
 from clgemm.tuning import lookup, shapes, timing, tuner
 from clgemm.tuning.check import random_matrix
 from clgemm.tuning.record import Effort, Result
@@ -107,7 +108,7 @@ def _session(wish: str | None) -> Session:
         if session is None:
             raise ClgemmError("no device can be used in this process")
         return session
-    found = [f for f in devices.wanted(devices.find(), wish) if not devices.works(f.device)]
+    found = [f for f in wanted(devices.find(), wish) if not devices.works(f.device)]
     if not found:
         names = "; ".join(f.traits.describe() for f in devices.find())
         raise ClgemmError(f"--device {wish!r} names no device that works; here are: {names}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from clgemm import calibration, host, settings, transfer
+from clgemm import calibration, host, settings, team, transfer
 from clgemm.errors import BuildError
 from clgemm.execute import Ready, slots
 from clgemm.explanation import Known, explained, unmeasured
@@ -28,9 +28,13 @@ from clgemm.tuning import tuner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.breakeven import BreakEven
     from clgemm.explanation import Explanation
-    from clgemm.problem import Gemm
+    from clgemm.problem import Gemm, Precision
     from clgemm.runtime.session import Session
+    from clgemm.several import Several
+
+    Others: TypeAlias = tuple[Session, ...]
 
 log = logging.getLogger(__name__)
 
@@ -82,18 +86,18 @@ def gemm(
             log.debug("%s", unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish)))
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
-    _on_session(session, wish, alpha, a, b, beta, c, conj_a, conj_b)
+    _on_session(session, sessions.others(), wish, alpha, a, b, beta, c, conj_a, conj_b)
 
 
 def _on_session(
-    session: Session, wish: str, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex,
-    c: NDArray[Any], conj_a: bool, conj_b: bool,
+    session: Session, others: Others, wish: str, alpha: complex, a: NDArray[Any], b: NDArray[Any],
+    beta: complex, c: NDArray[Any], conj_a: bool, conj_b: bool,
 ) -> None:  # fmt: skip
     """Find or make the decision on calls of this kind, and run this one."""
-    known = _known(session, wish, a, b, c, beta != 0, conj_a, conj_b)
+    known = _known(session, others, wish, a, b, c, beta != 0, conj_a, conj_b)
     if known is None:
         left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
-        _by_copies(session, wish, alpha, left, right, beta, c)
+        _by_copies(session, others, wish, alpha, left, right, beta, c)
         return
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", explained(session, known))
@@ -103,7 +107,7 @@ def _on_session(
     if known.turned:
         a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
     try:
-        if isinstance(known.ready, Pipeline):
+        if not isinstance(known.ready, Ready):
             known.ready.run(Arrays(alpha, a, b, beta, c))
             return
         places = [transfer.share(session, x) for x in (a, b, c)]
@@ -113,12 +117,12 @@ def _on_session(
 
 
 def _known(
-    session: Session, wish: str, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], reads_c: bool,
-    conj_a: bool, conj_b: bool,
+    session: Session, others: Others, wish: str, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any],
+    reads_c: bool, conj_a: bool, conj_b: bool,
 ) -> Known | None:  # fmt: skip
     """Find or make the decision on calls of this kind; None if BLAS cannot express an operand."""
     key = (
-        wish, c.dtype, reads_c, conj_a, conj_b,
+        wish, others, c.dtype, reads_c, conj_a, conj_b,
         a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
     )  # fmt: skip
     known = session.known.get(key)
@@ -126,7 +130,7 @@ def _known(
         if any(layout_of(x) is None for x in (a, b, c)):
             return None
         left, right = Operand(a, conj_a), Operand(b, conj_b)
-        known = _decide(session, wish, left, right, c, reads_c=reads_c)
+        known = _decide(session, others, wish, left, right, c, reads_c=reads_c)
         _remember(session, key, known)
     return known
 
@@ -146,7 +150,7 @@ def explain(
     copied = tuple(name for name, x in zip("abc", (a, b, c), strict=True) if layout_of(x) is None)
     a, b = _expressible(Operand(a)).data, _expressible(Operand(b)).data
     c = c if layout_of(c) is not None else np.empty(c.shape, c.dtype)
-    known = _known(session, wish, a, b, c, reads_c, conj_a, conj_b)
+    known = _known(session, sessions.others(), wish, a, b, c, reads_c, conj_a, conj_b)
     assert known is not None  # noqa: S101 - every layout has been seen to
     return explained(session, known, copied)
 
@@ -184,14 +188,14 @@ def _expressible(x: Operand) -> Operand:
 
 
 def _by_copies(
-    session: Session, wish: str, alpha: complex, a: Operand, b: Operand, beta: complex,
-    c: NDArray[Any],
+    session: Session, others: Others, wish: str, alpha: complex, a: Operand, b: Operand,
+    beta: complex, c: NDArray[Any],
 ) -> None:  # fmt: skip
     """Compute with operands that BLAS can express, beside a `c` that it cannot write."""
     result = c
     if layout_of(c) is None:
         result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
-    _on_session(session, wish, alpha, a.data, b.data, beta, result, a.conj, b.conj)
+    _on_session(session, others, wish, alpha, a.data, b.data, beta, result, a.conj, b.conj)
     if result is not c:
         c[...] = result
 
@@ -201,8 +205,9 @@ def _on_host(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[A
 
 
 def _decide(
-    session: Session, wish: str, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
-) -> Known:
+    session: Session, others: Others, wish: str, a: Operand, b: Operand, c: NDArray[Any], *,
+    reads_c: bool,
+) -> Known:  # fmt: skip
     """Decide where calls of this kind run and, if on the device, build their plan."""
     precision = BY_DTYPE[c.dtype]
     layout = layout_of(c)
@@ -211,20 +216,30 @@ def _decide(
         # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
         a, b, c = b.turned, a.turned, c.swapaxes(-1, -2)
     problem = describe(a, b, c, reads_c=reads_c)
-    measured = partial(calibration.break_evens, session, precision, partial(_product, session))
-    decision = route(session.traits, problem, wish, measured)
-    ready: Ready | Pipeline | None = None
+    decision = route(session.traits, problem, wish, partial(_break_even, session, precision))
+    ready: Ready | Pipeline | Several | None = None
     if decision.where != HOST:
         session.require(precision)
         with faults.translated_errors(f"{problem.precision}gemm on {session}"):
-            copies = must_copy(session, problem)
-            ready = Pipeline(session, problem, build) if copies else build(session, problem)
+            if others:
+                ready = team.several((session, *others), problem, _break_even, in_place_or_copied)
+            ready = ready or in_place_or_copied(session, problem)
     return Known(ready, problem, decision, turned, precision.is_complex)
 
 
+def in_place_or_copied(session: Session, problem: Gemm) -> Ready | Pipeline:
+    """Make ready what computes a problem on a device."""
+    copies = must_copy(session, problem)
+    return Pipeline(session, problem, build) if copies else build(session, problem)
+
+
+def _break_even(session: Session, precision: Precision) -> BreakEven | None:
+    return calibration.break_evens(session, precision, partial(_product, session))
+
+
 def _product(session: Session, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
-    """Multiply on the device, whatever is faster."""
-    _on_session(session, "device", 1.0, a, b, 0.0, c, False, False)
+    """Multiply on one device, whatever is faster."""
+    _on_session(session, (), "device", 1.0, a, b, 0.0, c, False, False)
 
 
 def build(session: Session, problem: Gemm) -> Ready:

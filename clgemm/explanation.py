@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from clgemm.pipeline import Pipeline, room_of
 from clgemm.problem import PRECISIONS
 from clgemm.route import HOST
+from clgemm.several import Several
 from clgemm.slices import OPERANDS
 from clgemm.tuning import tuner
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class Known(NamedTuple):
     """What was decided for all calls whose arrays have the same shapes and strides."""
 
-    ready: Ready | Pipeline | None
+    ready: Ready | Pipeline | Several | None
     """None: the host computes."""
     problem: Gemm
     decision: Decision
@@ -64,6 +65,8 @@ class Explanation:
     """Operands that no BLAS can express where they lie, copied on the host first."""
     calls: int = 1
     """Products that a stack is computed in."""
+    shares: tuple[tuple[str, float], ...] = ()
+    """Devices and what part of C each kind computes, if several take part."""
 
     def __str__(self) -> str:
         lines = [f"{self.product}: on the {self.route}, because {self.why}"]
@@ -79,6 +82,9 @@ class Explanation:
             lines.append(f"in {self.blocks} blocks")
         if self.copied:
             lines.append(f"copied first, for want of a unit stride: {', '.join(self.copied)}")
+        if self.shares:
+            parts = ", ".join(f"{part:.0%} on {names}" for names, part in self.shares)
+            lines.append(f"shared among devices: {parts}")
         if self.calls > 1:
             lines.append(f"and so {self.calls} times")
         return "; ".join(lines)
@@ -108,6 +114,8 @@ def explained(session: Session, known: Known, copied: tuple[str, ...] = ()) -> E
     )  # fmt: skip
     if known.ready is None:
         return found
+    if isinstance(known.ready, Several):
+        return replace(found, shares=_shares(known.ready))
     tuned = session.tuned.get(g.precision)
     origin = tuned.origin if tuned else "the family's default"
     if not isinstance(known.ready, Pipeline):
@@ -124,6 +132,12 @@ def explained(session: Session, known: Known, copied: tuple[str, ...] = ()) -> E
         bytes_down=moved["c"],
         blocks=len(schedule.steps),
     )
+
+
+def _shares(several: Several) -> tuple[tuple[str, float], ...]:
+    sizes = [sum(tile.size for tile in share.tiles) for share in several.shares]
+    names = [" and ".join(m.name for m in share.members) for share in several.shares]
+    return tuple((name, size / sum(sizes)) for name, size in zip(names, sizes, strict=True))
 
 
 def unmeasured(

@@ -19,6 +19,7 @@ os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device wou
 from clgemm import settings
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
+from clgemm.runtime.choice import wanted
 
 
 def pytest_unconfigure() -> None:
@@ -28,9 +29,7 @@ def pytest_unconfigure() -> None:
 
 def working_devices() -> list[devices.Found]:
     """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names."""
-    return [
-        f for f in devices.wanted(devices.find(), settings.device()) if not devices.works(f.device)
-    ]
+    return [f for f in wanted(devices.find(), settings.device()) if not devices.works(f.device)]
 
 
 DEVICES = working_devices()

@@ -31,7 +31,7 @@ LAYERS = (
     "flow",
     "pipeline",
     "tuning",
-    "breakeven route calibration explanation",
+    "breakeven route calibration several team explanation",
     "driver",
     "small",
     "ghosts",

@@ -13,7 +13,8 @@ import clgemm
 from clgemm.errors import BuildError, ClgemmError, DeviceError
 from clgemm.runtime import devices, opencl, platforms
 from clgemm.runtime import session as sessions
-from clgemm.runtime.devices import Found, wanted
+from clgemm.runtime.choice import choose, wanted
+from clgemm.runtime.devices import Found
 from clgemm.runtime.opencl import cl
 
 POCL = replace(CPU, platform="Portable Computing Language", platform_version="OpenCL 3.0 PoCL 9",
@@ -85,28 +86,68 @@ def here(monkeypatch):
 
 def test_the_best_device_is_chosen_and_the_reason_given(here):
     here(HERE)
-    found, reason = quiet(devices.choose)
+    (found,), reason = quiet(choose)
     assert found.device == "d2"
     assert "GPU" in reason
     here(HERE[:2])
-    assert "CPU" in devices.choose()[1]
+    assert "CPU" in choose()[1]
     here(HERE[:1])
-    assert devices.choose()[1] == "the only device"
+    assert choose()[1] == "the only device"
 
 
 def test_a_wish_is_obeyed_and_is_the_reason(here, monkeypatch):
     here(HERE)
     monkeypatch.setenv("CLGEMM_DEVICE", "pocl:0")
-    found, reason = quiet(devices.choose)
+    (found,), reason = quiet(choose)
     assert found.device == "d0"
     assert reason == "CLGEMM_DEVICE=pocl:0"
+
+
+@pytest.mark.parametrize(
+    ("wish", "chosen"),
+    [
+        ("nvidia:all", ["d2", "d3"]),
+        ("nvidia:1,nvidia:0", ["d3", "d2"]),
+        ("nvidia, pocl", ["d2", "d0"]),
+        ("xeon,nvidia:all", ["d1", "d2", "d3"]),
+        ("nvidia:all,gpu,", ["d2", "d3"]),
+        ("pocl:all", ["d0"]),
+    ],
+)
+def test_several_devices(wish, chosen, here, monkeypatch):
+    here(HERE)
+    monkeypatch.setenv("CLGEMM_DEVICE", wish)
+    choice = quiet(choose)
+    assert names(choice.found) == chosen
+    assert choice.reason == f"CLGEMM_DEVICE={wish}"
+
+
+def test_each_name_in_a_list_must_be_here(here, monkeypatch):
+    here(HERE)
+    monkeypatch.setenv("CLGEMM_DEVICE", "nvidia:all,abacus")
+    with pytest.raises(DeviceError, match="CLGEMM_DEVICE='abacus'"):
+        choose()
+
+
+def test_of_several_devices_the_broken_ones_are_skipped(here, monkeypatch):
+    here(HERE, {"d2": "no"})
+    monkeypatch.setenv("CLGEMM_DEVICE", "nvidia:all")
+    chosen = []
+    assert len(heard(lambda: chosen.append(choose()))) == 1
+    assert names(chosen[0].found) == ["d3"]
+
+
+def test_a_comma_may_belong_to_a_name(here, monkeypatch):
+    here([Found("d9", replace(GPU, vendor="Advanced Micro Devices, Inc."))])
+    monkeypatch.setenv("CLGEMM_DEVICE", "Advanced Micro Devices, Inc.")
+    assert names(quiet(choose).found) == ["d9"]
 
 
 def test_a_wish_that_names_none_is_an_error_that_names_all(here, monkeypatch):
     here(HERE)
     monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
     with pytest.raises(DeviceError, match="CLGEMM_DEVICE='abacus'") as caught:
-        devices.choose()
+        choose()
     for f in HERE:
         assert f.traits.describe() in str(caught.value)
 
@@ -114,8 +155,8 @@ def test_a_wish_that_names_none_is_an_error_that_names_all(here, monkeypatch):
 def test_a_broken_device_is_skipped_with_one_warning(here):
     here(HERE, {"d2": "CL_BUILD_PROGRAM_FAILURE"})
     chosen = []
-    (message,) = heard(lambda: chosen.append(devices.choose()))
-    assert chosen[0][0].device == "d3"
+    (message,) = heard(lambda: chosen.append(choose()))
+    assert chosen[0].found[0].device == "d3"
     assert "CL_BUILD_PROGRAM_FAILURE" in message
     assert NVIDIA.describe() in message
 
@@ -123,11 +164,11 @@ def test_a_broken_device_is_skipped_with_one_warning(here):
 def test_broken_devices_only(here):
     here(HERE[:2], {"d0": "no", "d1": "neither"})
 
-    def choose():
+    def complain():
         with pytest.raises(DeviceError, match=r"pip install 'clgemm\[cpu\]'"):
-            devices.choose()
+            choose()
 
-    assert len(heard(choose)) == 2
+    assert len(heard(complain)) == 2
 
 
 def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):

@@ -12,6 +12,12 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clgemm import settings
+
+if TYPE_CHECKING:
+    from clgemm.traits import DeviceTraits
 
 log = logging.getLogger(__name__)
 
@@ -57,3 +63,10 @@ class Binaries:
             Path(name).replace(path)
         except OSError as error:
             log.debug("the program cannot be kept in %s: %s", path, error)
+
+
+def kept_for(traits: DeviceTraits) -> Binaries | None:
+    """Return where a device's programs are kept, None if its driver keeps them itself."""
+    if traits.caches_programs:
+        return None
+    return Binaries(settings.cache_dir() / "programs", traits.fingerprint())

@@ -8,13 +8,10 @@ import os
 import shutil
 import sys
 import tempfile
-import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from clgemm import settings
-from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.runtime import opencl, platforms
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
@@ -162,63 +159,3 @@ def find() -> tuple[Found, ...]:
             continue
         found += [Found(device, read_traits(device)) for device in devices]
     return tuple(found)
-
-
-def _speed(traits: DeviceTraits) -> tuple[bool, int, bool, int]:
-    """Order devices: GPUs first, then by lanes; of two runtimes for a CPU the quicker to launch."""
-    lanes = traits.compute_units * traits.simd_bytes
-    return traits.kind == "gpu", lanes, traits.system_svm, traits.clock_mhz
-
-
-def wanted(found: tuple[Found, ...], wish: str) -> list[Found]:
-    """List the devices that a wish (`CLGEMM_DEVICE`) names, best first."""
-    name, _, index = wish.rpartition(":")
-    if not (name and index.isdigit()):
-        name, index = wish, ""
-    matching = [f for f in found if f.matches(name)]
-    if index:
-        return matching[int(index) : int(index) + 1]
-    # sorted() is stable: of equal devices the loader's first one wins.
-    return sorted(matching, key=lambda f: _speed(f.traits), reverse=True)
-
-
-def choose() -> tuple[Found, str]:
-    """Choose the device that calls run on.
-
-    Returns
-    -------
-    Found, str
-        The device and the reason for it in words.
-
-    Raises
-    ------
-    DeviceError
-        If there is no OpenCL device, none works, or `CLGEMM_DEVICE` names none.
-    """
-    found, wish = find(), settings.device()
-    if not found:
-        raise DeviceError(f"no OpenCL device was found: {INSTALL_HINT}")
-    candidates = wanted(found, wish)
-    if not candidates:
-        names = "; ".join(f.traits.describe() for f in found)
-        raise DeviceError(f"CLGEMM_DEVICE={wish!r} names none of the devices here: {names}")
-    for candidate in candidates:
-        fault = works(candidate.device)
-        if not fault:
-            reason = f"CLGEMM_DEVICE={wish}" if wish else _reason(candidate, candidates)
-            return candidate, reason
-        warnings.warn(
-            f"OpenCL device {candidate.traits.describe()} is skipped, "
-            f"it cannot run a kernel: {fault}",
-            ClgemmWarning,
-            stacklevel=3,
-        )
-    raise DeviceError(f"none of the OpenCL devices here can run a kernel: {INSTALL_HINT}")
-
-
-def _reason(chosen: Found, candidates: list[Found]) -> str:
-    if len(candidates) == 1:
-        return "the only device"
-    if chosen.traits.kind == "gpu":
-        return "GPUs come before CPUs, the fastest first"
-    return "the fastest of the CPU devices"

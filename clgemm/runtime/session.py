@@ -17,10 +17,9 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from clgemm import settings
 from clgemm.errors import DeviceError
-from clgemm.runtime import devices, opencl
-from clgemm.runtime.binaries import Binaries
+from clgemm.runtime import choice, devices, opencl
+from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.copiers import Copiers
 from clgemm.runtime.faults import translated
 from clgemm.runtime.memory import DeviceMemory
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from clgemm.execute import Ready
     from clgemm.explanation import Known
     from clgemm.problem import Gemm, Precision
-    from clgemm.traits import DeviceTraits
     from clgemm.tuning.lookup import Tuned
 
 MANY_QUEUES = 64
@@ -135,6 +133,8 @@ _lock = threading.Lock()
 _sessions: dict[devices.Found, Session] = {}
 _of_context: dict[cl.Context, Session] = {}
 _current: Session | None = None
+_chosen: Session | None = None
+_others: tuple[Session, ...] = ()
 _inherited: list[Session] = []
 _host_only = False
 """Whether this is a forked child that must leave its parent's drivers alone."""
@@ -153,15 +153,17 @@ def current() -> Session | None:
     DeviceError
         If there is no usable device.
     """
-    global _current  # noqa: PLW0603 - one device in use per process is what this module is for
+    global _current, _chosen, _others  # noqa: PLW0603 - the devices in use are what this module is for
     if _current is not None:
         return _current
     if _host_only:
         return None
     with _lock:
         if _current is None:
-            found, reason = devices.choose()
-            _current = _open(found, reason, binaries(found.traits))
+            chosen, reason = choice.choose()
+            first, *more = (_open(f, reason, kept_for(f.traits)) for f in chosen)
+            _others = tuple(more)
+            _current = _chosen = first
     return _current
 
 
@@ -170,11 +172,9 @@ def opened() -> Session | None:
     return _current
 
 
-def binaries(traits: DeviceTraits) -> Binaries | None:
-    """Return where a device's programs are kept, None if its driver keeps them itself."""
-    if traits.caches_programs:
-        return None
-    return Binaries(settings.cache_dir() / "programs", traits.fingerprint())
+def others() -> tuple[Session, ...]:
+    """Return the sessions that share large calls with the current one, opened by `current`."""
+    return _others if _others and _current is _chosen else ()
 
 
 def _open(found: devices.Found, reason: str, binaries: Binaries | None = None) -> Session:
@@ -212,7 +212,7 @@ def of_queue(queue: cl.CommandQueue) -> Session:
                 )
             device = context.devices[0]
             found = devices.Found(device, devices.read_traits(device))
-            session = Session(found, "the arrays' own", binaries(found.traits), context)
+            session = Session(found, "the arrays' own", kept_for(found.traits), context)
             _of_context[context] = session
     return _of_context[context]
 
@@ -229,7 +229,7 @@ def using(session: Session) -> Iterator[Session]:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current, _host_only  # noqa: PLW0603 - see current()
+    global _lock, _current, _chosen, _others, _host_only  # noqa: PLW0603 - see current()
     _host_only |= _lock.locked()
     _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
     for session in (*_sessions.values(), *_of_context.values()):
@@ -240,7 +240,7 @@ def _after_fork_in_child() -> None:
         _inherited.append(session)
     _sessions.clear()
     _of_context.clear()
-    _current = None
+    _current, _chosen, _others = None, None, ()
 
 
 if hasattr(os, "register_at_fork"):

@@ -18,6 +18,7 @@ from clgemm.errors import BuildError, ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices, faults
 from clgemm.runtime import session as sessions
+from clgemm.runtime.binaries import kept_for
 from clgemm.tuning.check import Checker
 from clgemm.tuning.course import Course, WrongResultError
 from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_from_json
@@ -111,7 +112,7 @@ class Trial:
 
     def _keep(self, config: Config) -> None:
         """Keep a winner's programs on disk: who called for the search need not build them again."""
-        binaries = sessions.binaries(self._session.traits)
+        binaries = kept_for(self._session.traits)
         if binaries is not None:
             for spec in self._checker.kernels(config, every=True):
                 self._session.programs.keep(spec, binaries)

@@ -1,0 +1,120 @@
+"""Several devices in use: large calls are shared, and the answer is the same every time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import run_python
+
+import clgemm
+from clgemm import team
+from clgemm.problem import BY_DTYPE
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.runtime.session import Session
+
+RNG = np.random.default_rng(3)
+
+
+@pytest.fixture
+def pair(session, monkeypatch):
+    """Let the device under test, opened twice, be two devices in use; share even small calls."""
+    (found,) = (f for f in devices.find() if f.traits == session.traits)
+    second = Session(found, "the same again")
+    monkeypatch.setattr(sessions, "_current", session)
+    monkeypatch.setattr(sessions, "_chosen", session)
+    monkeypatch.setattr(sessions, "_others", (second,))
+    monkeypatch.setattr(team, "LEAST_FLOPS", 0)
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    session.forget()
+    yield session, second
+    session.forget()
+
+
+def random(shape, dtype):
+    x = RNG.standard_normal(shape)
+    if np.dtype(dtype).kind == "c":
+        x = x + 1j * RNG.standard_normal(shape)
+    return x.astype(dtype)
+
+
+def assert_close(got, a, b, add=0):
+    wide = np.complex128 if got.dtype.kind == "c" else np.float64
+    k = a.shape[-1]
+    bound = 2 * (k + 8) * np.finfo(got.dtype).eps * (np.abs(a).astype(float) @ np.abs(b))
+    bound = bound + 4 * np.finfo(got.dtype).eps * np.abs(add)
+    assert np.all(np.abs(got - (a.astype(wide) @ b.astype(wide) + add)) <= bound)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize("shape", [(700, 90, 65), (33, 601, 40), (1, 1, 5)])
+def test_matmul_on_two_devices(pair, dtype, shape):
+    if BY_DTYPE[np.dtype(dtype)].real == "double" and not pair[0].traits.fp64:
+        pytest.skip("this device has no double precision")
+    m, n, k = shape
+    a, b = random((m, k), dtype), random((k, n), dtype)
+    assert_close(clgemm.matmul(a, b), a, b)
+
+
+def test_gemm_on_two_devices_with_everything(pair):  # noqa: ARG001 - two devices in use
+    a, b = random((80, 700), np.float32), random((90, 80), np.float32)
+    c = np.asfortranarray(random((700, 90), np.float32))
+    kept = c.copy()
+    got = clgemm.sgemm(1.0, a, b, beta=0.5, c=c, trans_a=1, trans_b=1)
+    assert_close(got, a.T, b.T, np.float32(0.5) * kept)
+    assert np.array_equal(c, kept)
+
+
+def test_stacks_are_divided(pair):  # noqa: ARG001 - two devices in use
+    a, b = random((9, 20, 30), np.float32), random((9, 30, 25), np.float32)
+    assert_close(clgemm.matmul(a, b), a, b)
+
+
+def test_both_devices_compute_and_explain_says_so(pair):
+    a, b = random((1024, 64), np.float32), random((64, 512), np.float32)
+    ran = []
+    for session in pair:
+        enqueue = session.programs.kernel
+
+        def kernel(spec, session=session, enqueue=enqueue):
+            ran.append(session)
+            return enqueue(spec)
+
+        session.programs.kernel = kernel
+    try:
+        first = clgemm.matmul(a, b)
+    finally:
+        for session in pair:
+            del session.programs.kernel
+    assert set(ran) == set(pair)
+    explanation = clgemm.explain(a, b)
+    assert sum(part for _, part in explanation.shares) == pytest.approx(1)
+    assert str(explanation).count(str(pair[0])) >= 2
+    for _ in range(5):
+        assert np.array_equal(clgemm.matmul(a, b), first)
+
+
+def test_what_is_small_is_not_shared(pair, monkeypatch):  # noqa: ARG001 - two devices in use
+    monkeypatch.setattr(team, "LEAST_FLOPS", 2**40)
+    a = random((300, 300), np.float32)
+    assert clgemm.explain(a, a).shares == ()
+
+
+def test_devices_of_different_platforms():
+    kinds = {f.traits.platform for f in devices.find() if not devices.works(f.device)}
+    if len(kinds) < 2:
+        pytest.skip(f"a single platform has devices here: {kinds}")
+    program = """
+import numpy as np, clgemm
+rng = np.random.default_rng(1)
+a, b = rng.random((1500, 800)), rng.random((800, 1400))
+e = clgemm.explain(a, b)
+c = clgemm.matmul(a, b)
+assert np.abs(c - a @ b).max() < 1e-10
+assert all((clgemm.matmul(a, b) == c).all() for _ in range(3))
+print(e)
+"""
+    names = ",".join(sorted(kinds))
+    done = run_python(program, timeout=120, CLGEMM_DEVICE=names, CLGEMM_TUNE="off")
+    assert done.returncode == 0, done.stderr
+    assert "shared among devices" in done.stdout
