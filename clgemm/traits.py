@@ -49,6 +49,8 @@ class DeviceTraits:
     compute_capability: tuple[int, int] | None = None
     """NVIDIA's, None elsewhere."""
     clock_mhz: int = 0
+    processor: str = ""
+    """Vendor, family and model of a CPU, whose name need not tell; "" elsewhere or if unknown."""
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -61,6 +63,7 @@ class DeviceTraits:
             "driver_version": self.driver_version,
             "compute_units": self.compute_units,
             "simd_bytes": self.simd_bytes,
+            "processor": self.processor,
         }
 
     def fingerprint(self) -> str:

@@ -20,14 +20,18 @@ _FACTS = {
     "name": "A CPU", "driver_version": "1.0", "kind": "cpu", "compute_units": 8,
     "max_work_group_size": 4096, "local_memory": 32 << 10, "global_memory": 16 << 30,
     "max_allocation": 4 << 30, "simd_bytes": 64, "fp64": True, "unified_memory": True,
-    "compute_capability": None, "clock_mhz": 0,
+    "compute_capability": None, "clock_mhz": 0, "processor": "",
 }  # fmt: skip
 
 # What is not named above is a flag, and false.
-CPU = DeviceTraits(**{field.name: _FACTS.get(field.name, False) for field in fields(DeviceTraits)})
-GPU = replace(
-    CPU, name="A GPU", kind="gpu", max_work_group_size=1024, simd_bytes=16, unified_memory=False
+CPU = DeviceTraits(
+    **{field.name: _FACTS.get(field.name, False) for field in fields(DeviceTraits)}
+    | {"processor": "A maker family 1 model 2"}
 )
+GPU = replace(
+    CPU, name="A GPU", kind="gpu", max_work_group_size=1024, simd_bytes=16, unified_memory=False,
+    processor="",
+)  # fmt: skip
 
 
 def as_data(config, **changes):

@@ -8,16 +8,15 @@ from pathlib import Path
 import faulty
 import numpy as np
 import pytest
-from helpers import CPU, entry_with
+from helpers import entry_with
 
 import clgemm
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import campaign, check, lookup, store, tuner, vetting, worker
-from clgemm.tuning.lookup import Tuned
-from clgemm.tuning.model import Model, Variant
 from clgemm.tuning.record import Effort
+from clgemm.tuning.shapes import Shape
 
 S = PRECISIONS["s"]
 EFFORT = Effort(seconds=60.0)  # the budget is never what ends the search
@@ -119,11 +118,6 @@ def test_a_candidate_wrong_once_in_a_while_fails_the_winner_s_check(fresh):
     assert "times the bound, in run" in said
 
 
-def tuned(number):
-    variant = Variant(faulty.kind(number), (), {})
-    return Tuned(Model(CPU, "s", {}, (variant,)), "a file")
-
-
 def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatch):
     runs = []
     real = check.run_once
@@ -134,11 +128,11 @@ def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatc
 
     monkeypatch.setattr(check, "run_once", run_once)
     kept = lookup.store_for(fresh.traits)
-    assert vetting.fault(fresh, S, kept, tuned(faulty.RIGHT)) == ""
+    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "once with beta zero and once not"
-    assert vetting.fault(fresh, S, kept, tuned(faulty.RIGHT)) == ""
+    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "what passed is remembered"
-    assert vetting.fault(fresh, PRECISIONS["d"], kept, tuned(faulty.RIGHT)) == ""
+    assert vetting.fault(fresh, PRECISIONS["d"], kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 4, "another precision is another kernel"
 
 
@@ -148,14 +142,40 @@ def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatc
 def test_a_stored_winner_that_is_wrong_here_is_not_used(fresh, number, words):
     kept = lookup.store_for(fresh.traits)
     params = {"family": "faulty", "params": {"KIND": number}}
-    kept.write(lookup.entry_name(S), entry_with(params))
-    assert words in vetting.fault(fresh, S, kept, tuned(number))
-    with pytest.warns(clgemm.ClgemmWarning, match="are not used"):
-        assert tuner._stored(fresh, S, kept) is None
-    assert words in vetting.fault(fresh, S, kept, tuned(number)), "nor the next time"
+    kept.write(lookup.entry_name(S), entry_with(params, faulty.kind(faulty.RIGHT)))
+    assert words in vetting.fault(fresh, S, kept, faulty.kind(number))
+    problem = Shape(70, 70, 70).problem("s")
+    with pytest.warns(clgemm.ClgemmWarning, match="is not used"):
+        assert tuner.config_for(fresh, problem) == faulty.kind(faulty.RIGHT), "the next best"
+    assert fresh.tuned["s"].configs == (faulty.kind(faulty.RIGHT),)
+    assert fresh.tuned["s"].unvetted == set()
+    assert words in vetting.fault(fresh, S, kept, faulty.kind(number)), "nor the next time"
+
+
+def test_without_a_stored_winner_that_is_right_here_a_search_follows(fresh, monkeypatch):
+    kept = lookup.store_for(fresh.traits)
+    kept.write(lookup.entry_name(S), entry_with(faulty.kind(faulty.ODD_K)))
+    found = lookup.defaults(fresh.traits, S, "a search")
+    monkeypatch.setattr(tuner, "_search", lambda *_: found)
+    with pytest.warns(clgemm.ClgemmWarning, match="is not used"):
+        config = tuner.config_for(fresh, Shape(70, 70, 70).problem("s"))
+    assert config == faulty.kind(faulty.SLOW)
+    assert fresh.tuned["s"] == found
+
+
+def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
+    """A first call builds one kernel, not one for each variant."""
+    kept = lookup.store_for(fresh.traits)
+    kept.write(lookup.entry_name(S), entry_with(faulty.kind(faulty.RIGHT), faulty.kind(5)))
+    checked = []
+    monkeypatch.setattr(vetting, "fault", lambda *more: checked.append(more[-1]) or "")
+    for n in (70, 71):
+        tuner.config_for(fresh, Shape(n, n, n).problem("s"))
+    assert checked == [faulty.kind(faulty.RIGHT)]
+    assert fresh.tuned["s"].unvetted == {faulty.kind(5)}
 
 
 def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh):
     kept = lookup.store_for(fresh.traits)
     kept.begin({"family": "faulty", "params": {"KIND": faulty.ABORTS}})
-    assert "a process ended" in vetting.fault(fresh, S, kept, tuned(faulty.ABORTS))
+    assert "a process ended" in vetting.fault(fresh, S, kept, faulty.kind(faulty.ABORTS))

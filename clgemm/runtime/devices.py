@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from clgemm.runtime import opencl, platforms
+from clgemm.runtime import opencl, platforms, processor
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
@@ -100,6 +100,7 @@ def read_traits(device: cl.Device) -> DeviceTraits:
         caches_programs=False,
         compute_capability=capability,
         clock_mhz=device.max_clock_frequency,
+        processor=processor.identity() if kind == "cpu" else "",
     )
     for quirk in QUIRKS:
         if quirk.platform in traits.platform:

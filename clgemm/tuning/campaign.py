@@ -6,6 +6,7 @@ down stays in the store's journal, so it is never tried again on that device and
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 import time
@@ -123,9 +124,8 @@ class Campaign:
         than the longest trial.  The caller need not build: what passed is kept on disk.
         """
         longest = max(self._later(), default=SOME_SECONDS)
-        racing = RACE_ROUNDS * min(RACERS, len(self._search.results())) * self._typical()
-        kept = min(RACE_SHARE * self._effort.seconds, racing) + WINNERS * longest
-        return self._effort.seconds - self._passed() - kept
+        racing = RACE_SHARE * min(1.0, len(self._search.results()) / RACERS)
+        return (1 - racing) * self._effort.seconds - self._passed() - (1 + WINNERS) * longest
 
     def _typical(self) -> float:
         return max(SOME_SECONDS, statistics.median(self._later() or [0.0]))
@@ -203,22 +203,22 @@ class Campaign:
         dict
             Seconds by shape, by configuration, without those that failed.
         """
-        racers, tried = self._search.finalists(RACERS), self._search.results()
-        turn = RACE_SHARE * self._effort.seconds / (len(self._shapes()) * RACERS * RACE_ROUNDS)
+        finalists, budget = self._search.finalists(RACERS), self._effort.seconds
+        ends = itertools.accumulate((self._durations[c] for c in finalists), initial=self._passed())
+        racers = [c for c, end in zip(finalists, list(ends)[1:], strict=True) if end < budget]
+        if len(racers) < 2:
+            return {c: dict(self._search.results()[c].seconds) for c in finalists}
+        turn = RACE_SHARE * budget / (len(self._shapes()) * RACERS * RACE_ROUNDS)
         turns: dict[Config, list[Outcome]] = {config: [] for config in racers}
-        for config in racers * RACE_ROUNDS * (len(racers) > 1):
-            began = self._passed()
-            if config in turns and began + self._durations.get(config, 0.0) < self._effort.seconds:
+        for config in racers * RACE_ROUNDS:
+            if config in turns and (not turns[config] or self._passed() < budget):
                 outcome = self._attempt(worker, config, RACE, seconds=turn)
-                self._durations[config] = self._passed() - began
                 if outcome.ok:
                     turns[config].append(outcome)
                 else:
                     del turns[config]
                     self._outcomes.append(outcome)
                     self._search.report(outcome)
-        if not all(turns.values()):  # no time for all: what only some have run decides nothing
-            return {config: dict(tried[config].seconds) for config in turns}
         self._outcomes += (replace(x[0], seconds=medians(x)) for x in turns.values())
         return {config: medians(outcomes) for config, outcomes in turns.items()}
 

@@ -24,14 +24,15 @@ NAMES = (*PRECISIONS, *(f"{code}-fma" for code in "sc"))
 EXPORTED = ("tuned", "clgemm", "kernels", "search_seconds", "shapes", "variants")
 FACTS = frozenset({
     "platform", "platform_version", "vendor", "name", "driver_version", "compute_units",
-    "simd_bytes",
+    "simd_bytes", "processor",
 })  # fmt: skip
 
 
 def file_name(head: Mapping[str, Any]) -> str:
     """Name a file after its device: letters, digits and hyphens."""
     identity = head["identity"]
-    words = re.findall(r"[a-z0-9]+", f"{identity['platform']} {identity['name']}".lower())
+    facts = (str(identity[name]) for name in ("platform", "name", "processor"))
+    words = re.findall(r"[a-z0-9]+", " ".join(facts).lower())
     return "-".join(words) + ".json"
 
 

@@ -7,7 +7,7 @@ driver, and what ships for other devices of the vendor, is what a search tries f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
@@ -37,11 +37,19 @@ class Tuned:
     """The variants, and which of them is the best for a shape."""
     origin: str
     """Where they come from, in words."""
+    unvetted: set[Config] = field(default_factory=set, compare=False)
+    """Those from a file that were not checked in this process yet."""
 
     @property
     def configs(self) -> tuple[Config, ...]:
         """The variants' configurations, the best on the whole first."""
         return tuple(variant.config for variant in self.model.variants)
+
+    def without(self, config: Config) -> Tuned:
+        """Return the same without a configuration that is wrong on this device."""
+        left = tuple(v for v in self.model.variants if v.config != config)
+        model = replace(self.model, variants=left)
+        return replace(self, model=model, unvetted=self.unvetted - {config})
 
 
 def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily]:
@@ -73,13 +81,17 @@ def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) 
     name = entry_name(precision)
     model = stored_model(store.read().get(name), traits, precision)
     if model is not None:
-        return Tuned(model, str(store.path))
+        return _from_file(model, str(store.path))
     for kin in nearest.shipped(traits):
         if kin.kinship is not Kinship.VENDOR:
             model = stored_model(kin.found.entries.get(name), traits, precision)
             if model is not None:
-                return Tuned(model, kin.origin(name))
+                return _from_file(model, kin.origin(name))
     return None
+
+
+def _from_file(model: Model, origin: str) -> Tuned:
+    return Tuned(model, origin, {variant.config for variant in model.variants})
 
 
 def starting_points(store: Store, traits: DeviceTraits, precision: Precision) -> list[Config]:

@@ -65,9 +65,9 @@ class Kin(NamedTuple):
 def architecture(traits: DeviceTraits) -> dict[str, str | int]:
     """Give the facts that devices share on which the same parameters are good, in clear.
 
-    For a CPU that is the runtime, whose compiler makes the code, and the width of its SIMD
-    registers; for an NVIDIA GPU its compute capability; the name of any other device, which is
-    that of its chip.
+    For a CPU that is the runtime, whose compiler makes the code, the processor's family and model
+    (its name if they are not known), and the width of its SIMD registers; for an NVIDIA GPU its
+    compute capability; the name of any other device, which is that of its chip.
     """
     facts: dict[str, str | int] = {
         "kind": traits.kind, "vendor": traits.vendor, "platform": traits.platform,
@@ -76,7 +76,8 @@ def architecture(traits: DeviceTraits) -> dict[str, str | int]:
         major, minor = traits.compute_capability
         return facts | {"compute_capability": f"{major}.{minor}"}
     if traits.kind == "cpu":
-        return facts | {"simd_bytes": traits.simd_bytes}
+        model = traits.processor or traits.name
+        return facts | {"processor": model, "simd_bytes": traits.simd_bytes}
     return facts | {"name": traits.name}
 
 

@@ -39,6 +39,9 @@ def config_for(session: Session, problem: Gemm) -> Config:
     """Return the configuration that a problem runs with; the first call may search."""
     tuned = session.tuned.get(problem.precision) or tuned_for(session, problem.precision)
     config = tuned.model.choose(problem, session.refused)
+    while config in tuned.unvetted:
+        tuned = _vetted(session, PRECISIONS[problem.precision], tuned, config)
+        config = tuned.model.choose(problem, session.refused)
     if config is not None:
         return config
     traits, precision = session.traits, PRECISIONS[problem.precision]
@@ -55,6 +58,23 @@ def tuned_for(session: Session, code: str) -> Tuned:
         return session.tuned[code]
 
 
+def _vetted(session: Session, precision: Precision, tuned: Tuned, config: Config) -> Tuned:
+    """Check a configuration from a file before its first use; without it go on with the others."""
+    store = store_for(session.traits)
+    with session.tuning:
+        if config not in tuned.unvetted:  # another thread was quicker
+            return session.tuned[precision.code]
+        wrong = vetting.fault(session, precision, store, config)
+        tuned.unvetted.discard(config)
+        if wrong:
+            vetting.warn(session, precision, tuned, wrong)
+            tuned = tuned.without(config)
+            if not tuned.configs:
+                tuned = _searched(session, precision, store, stored=False)
+            session.tuned[precision.code] = tuned
+    return tuned
+
+
 def _load_or_search(session: Session, precision: Precision) -> Tuned:
     traits = session.traits
     if not settings.tuning_enabled():
@@ -62,17 +82,21 @@ def _load_or_search(session: Session, precision: Precision) -> Tuned:
     if not competitors(traits, precision):
         return defaults(traits, precision, "no other family fits this device")
     store = store_for(traits)
-    stored = _stored(session, precision, store)
-    if stored is not None:
-        return stored
+    stored = stored_parameters(store, traits, precision)
+    return stored or _searched(session, precision, store, stored=True)
+
+
+def _searched(session: Session, precision: Precision, store: Store, *, stored: bool) -> Tuned:
+    """Search, or take what is `stored` meanwhile; defaults if neither works."""
+    traits = session.traits
     try:
-        return _search_in_turn(session, precision, store)
+        return _search_in_turn(session, precision, store, stored=stored)
     except (TuningError, OSError) as error:
         log.warning("tuning %sgemm on %s failed: %s", precision.code, traits.describe(), error)
         return defaults(traits, precision, f"tuning failed: {error}")
 
 
-def _search_in_turn(session: Session, precision: Precision, store: Store) -> Tuned:
+def _search_in_turn(session: Session, precision: Precision, store: Store, *, stored: bool) -> Tuned:
     """Search, unless another process is at it: then wait for what it finds."""
     traits = session.traits
 
@@ -83,22 +107,12 @@ def _search_in_turn(session: Session, precision: Precision, store: Store) -> Tun
         )  # fmt: skip
 
     with store.turn(entry_name(precision), settings.search_seconds(), waiting) as refusal:
-        stored = _stored(session, precision, store)
-        if stored is not None:
-            return stored
+        found = stored_parameters(store, traits, precision) if stored else None
+        if found is not None:
+            return found
         if refusal:
             return defaults(traits, precision, f"not tuned: {refusal}")
         return _search(session, precision, store)
-
-
-def _stored(session: Session, precision: Precision, store: Store) -> Tuned | None:
-    """Return stored or shipped parameters that are right on this device."""
-    tuned = stored_parameters(store, session.traits, precision)
-    wrong = tuned and vetting.fault(session, precision, store, tuned)
-    if tuned and wrong:
-        vetting.warn(session, precision, tuned, wrong)
-        return None
-    return tuned
 
 
 def _search(session: Session, precision: Precision, store: Store) -> Tuned:

@@ -64,33 +64,29 @@ def remember(store: Store, precision: Precision, configs: Iterable[Config]) -> N
         log.debug("what passed cannot be noted in %s: %s", _path(store), error)
 
 
-def fault(session: Session, precision: Precision, store: Store, tuned: Tuned) -> str:
-    """Say what is wrong with stored parameters on this device, "" if nothing is.
+def fault(session: Session, precision: Precision, store: Store, config: Config) -> str:
+    """Say what is wrong with a stored configuration on this device, "" if nothing is.
 
     Parameters
     ----------
     session : Session
         The device.
     precision : Precision
-        What the parameters are for.
+        What it is for.
     store : Store
-        Where they come from, and where it is noted that they passed.
-    tuned : Tuned
-        The parameters.
+        Where it is noted what passed.
+    config : Config
+        The configuration.
     """
-    passed = _passed(store)
-    new = [c for c in tuned.configs if _name(c, precision) not in passed]
-    if not new:
+    if _name(config, precision) in _passed(store):
         return ""
     killers = [stored_config(x, session.traits, precision) for x in store.interrupted()]
-    checker = Checker(session, precision)
-    for config in new:
-        if config in killers:
-            return f"{config}: a process ended while it ran"
-        wrong = _check(checker, store, config)
-        if wrong:
-            return f"{config}: {wrong}"
-    remember(store, precision, new)
+    if config in killers:
+        return f"{config}: a process ended while it ran"
+    wrong = _check(Checker(session, precision), store, config)
+    if wrong:
+        return f"{config}: {wrong}"
+    remember(store, precision, [config])
     return ""
 
 
@@ -109,10 +105,10 @@ def _check(checker: Checker, store: Store, config: Config) -> str:
 
 
 def warn(session: Session, precision: Precision, tuned: Tuned, wrong: str) -> None:
-    """Tell the user that parameters were not used, and what happens instead."""
+    """Tell the user that a configuration is not used, and what happens instead."""
     warnings.warn(
-        f"the parameters for {precision.code}gemm on {session.traits.describe()} from "
-        f"{tuned.origin} are not used: {wrong}. Others are searched for",
+        f"a configuration for {precision.code}gemm on {session.traits.describe()} from "
+        f"{tuned.origin} is not used: {wrong}. Another one takes its place",
         ClgemmWarning,
         stacklevel=2,
     )

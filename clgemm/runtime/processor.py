@@ -1,0 +1,43 @@
+"""Which processor this is, exactly: OpenCL names a CPU device as sellers do ("AMD EPYC")."""
+
+from __future__ import annotations
+
+import platform
+import re
+from functools import cache
+from pathlib import Path
+
+CPU_INFO = Path("/proc/cpuinfo")
+WINDOWS = re.compile(r"Family (\d+) Model (\d+) Stepping \d+, (\w+)")
+
+
+@cache
+def identity() -> str:
+    """Name the vendor, family and model of this machine's CPU, the same in each virtual machine.
+
+    Returns
+    -------
+    str
+        Such as "AuthenticAMD family 25 model 17"; "" where nothing tells.
+    """
+    try:
+        return of_linux(CPU_INFO.read_text(encoding="utf-8", errors="replace"))
+    except OSError:  # another system
+        return of_windows(platform.processor())
+
+
+def of_linux(text: str) -> str:
+    """Read /proc/cpuinfo: x86 has a vendor, family and model, Arm an implementer and a part."""
+    pairs = (line.split(":", 1) for line in reversed(text.splitlines()) if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in pairs}  # the first processor counts
+    if {"vendor_id", "cpu family", "model"} <= set(facts):
+        return f"{facts['vendor_id']} family {facts['cpu family']} model {facts['model']}"
+    if {"CPU implementer", "CPU part"} <= set(facts):
+        return f"implementer {facts['CPU implementer']} part {facts['CPU part']}"
+    return ""
+
+
+def of_windows(text: str) -> str:
+    """Read what Windows says: AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD."""
+    found = WINDOWS.search(text)
+    return f"{found[3]} family {found[1]} model {found[2]}" if found else ""
