@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_RESORT = "direct"  # the family that takes anything and needs nothing
+LONG_FLOPS = 4e9  # a second on a slow CPU; a tenth of a millisecond more does not matter here
 KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
 
 
@@ -160,7 +161,8 @@ def _remember(session: Session, key: tuple[Any, ...], known: Known) -> None:
         session.forget()
     session.known[key] = known
     g = known.problem
-    if known.decision.device_seconds is not None and known.ready is None and g.batch == 1:
+    compared = known.decision.device_seconds is not None
+    if compared and known.ready is None and g.batch == 1 and g.flops <= host.PANEL_FLOPS:
         session.hosted.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
 
 
@@ -249,7 +251,7 @@ def build(session: Session, problem: Gemm) -> Ready:
         plan = BY_NAME[config.family].plan(session.traits, problem, config)
         try:
             with session.lock:
-                return Ready(session, plan)
+                return Ready(session, plan, long=problem.flops >= LONG_FLOPS)
         except BuildError as error:
             if config.family == LAST_RESORT:
                 raise

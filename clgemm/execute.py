@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clgemm.kernels.family import SLOTS
-from clgemm.runtime import opencl
+from clgemm.runtime import interrupt, opencl
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import Plan
@@ -48,10 +48,13 @@ class Ready:
         Where it will run.
     plan : Plan
         What will run.
+    long : bool
+        Whether it may run for so long that Ctrl-C must end it.
     """
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: Session, plan: Plan, *, long: bool = False) -> None:
         self._session = session
+        self._long = long
         self._enqueue = opencl.load().enqueue_nd_range_kernel
         self.scratch_bytes = plan.scratch_bytes
         """Scratch memory that it needs."""
@@ -93,7 +96,7 @@ class Ready:
             The last step's.
         """
         session = self._session
-        with session.lock:
+        with interrupt.in_use(session), session.lock:
             shared = workspace or session.workspace_of(queue)
             waits = [*wait_for, *shared.last]
             scratch = shared.scratch(self.scratch_bytes) if self.scratch_bytes else None
@@ -122,6 +125,8 @@ class Ready:
         session, workspace = self._session, self._session.workspace
         session.running.append(None)
         try:
+            if session.ending:
+                interrupt.end_thread()
             with session.lock:
                 # Held until the last launch has ended: another call may replace the scratch memory.
                 scratch = workspace.scratch(self.scratch_bytes) if self.scratch_bytes else None
@@ -133,6 +138,11 @@ class Ready:
                         args[i] = bound[slot]
                     kernel.set_args(*args)
                     event = self._enqueue(session.queue, kernel, global_size, local_size)
-            event.wait()
+            if (self._long or len(session.running) > 1) and interrupt.is_heard():
+                interrupt.wait(event, lambda: workspace.cancel(cell), values)
+            else:
+                event.wait()
+            if session.ending:  # and what was computed may be void
+                interrupt.end_thread()
         finally:
             session.running.pop()

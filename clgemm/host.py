@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from clgemm.problem import Operand
 
 
+PANEL_FLOPS = 2e10  # of one call of SciPy's, during which Python hears no Ctrl-C
+NARROWEST = 64  # columns that a call needs to be fast
+
+
 def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
     """Compute ``c[...] = alpha * a @ b + beta * c``, matrix by matrix.
 
@@ -53,13 +57,27 @@ def _one(
         a, conj_a, b, conj_b, c = b.T, conj_b, a.T, conj_a, c.T
     a, trans_a = _operand(a, conj_a)
     b, trans_b = _operand(b, conj_b)
-    in_place = c.flags.f_contiguous and c.flags.aligned
-    kept = c if beta != 0 or in_place else None
-    result = routine(
-        alpha, a, b, beta=beta, c=kept, trans_a=trans_a, trans_b=trans_b, overwrite_c=in_place
-    )
-    if result is not c:
-        c[...] = result
+    panels = _panels(c, a.size // c.shape[0])
+    if len(panels) > 1:
+        a = np.asfortranarray(a)  # not anew for each panel
+    for columns in panels:
+        panel, right = c[:, columns], b[columns] if trans_b else b[:, columns]
+        in_place = panel.flags.f_contiguous and panel.flags.aligned
+        kept = panel if beta != 0 or in_place else None
+        result = routine(
+            alpha, a, right, beta=beta, c=kept, trans_a=trans_a, trans_b=trans_b,
+            overwrite_c=in_place,
+        )  # fmt: skip
+        if result is not panel:
+            panel[...] = result
+
+
+def _panels(c: NDArray[Any], k: int) -> list[slice]:
+    """Cut C into columns such that each panel takes a fraction of a second."""
+    m, n = c.shape
+    column = 2 * m * k * (4 if c.dtype.kind == "c" else 1)
+    width = n if n * column <= PANEL_FLOPS else max(NARROWEST, int(PANEL_FLOPS / column))
+    return [slice(start, start + width) for start in range(0, n, width)]
 
 
 def _operand(x: NDArray[Any], conj: bool) -> tuple[NDArray[Any], int]:

@@ -13,6 +13,7 @@ from helpers import run_python
 
 import clgemm
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import interrupt
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import random_matrix
 
@@ -193,7 +194,7 @@ assert right()
 held, free = threading.Event(), threading.Event()
 def hold():
     session = sessions.current()
-    with sessions._lock, session.lock, session.tuning:
+    with sessions._lock, session.lock, session.tuning, session.measuring:
         held.set()
         free.wait()
 thread = threading.Thread(target=hold)
@@ -213,6 +214,17 @@ while not sessions._lock.locked() and thread.is_alive():
 time.sleep(0.05)
 assert in_child(computes_or_raises) == 0
 thread.join()
+""",
+    "in the middle of a long call": """
+vector = np.ones(20000)
+wide = np.lib.stride_tricks.sliding_window_view(vector, 10000)[:3000]
+thread = threading.Thread(target=lambda: clgemm.dgemm(1.0, wide, wide.T), daemon=True)
+assert right()
+thread.start()
+while not sessions.current().running and thread.is_alive():
+    time.sleep(0.001)
+assert in_child(right) == 0
+assert thread.is_alive(), "the call was not long enough to test anything"
 """,
     "and ends like any program": """
 assert right()
@@ -278,6 +290,106 @@ assert (clgemm.zgemm(1.0, a, a) == a).all()
 """
     run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
     assert (run.returncode, run.stderr, run.stdout) == (0, "", "")
+
+
+# Minutes of work in little memory: the rows of a sliding window overlap.
+LONG = """
+import os, signal, sys, threading, time
+import numpy as np
+import clgemm
+from clgemm.runtime import session as sessions
+
+vector = np.random.default_rng(3).uniform(-1, 1, 120_000)
+wide = np.lib.stride_tricks.sliding_window_view(vector, 100_000)[:4000]
+small = np.eye(90)
+clgemm.dgemm(1.0, small, small)
+"""
+
+INTERRUPTED = """
+def press():
+    time.sleep(0.5)
+    pressed.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+
+if os.environ["CLGEMM_ROUTE"] == "host":  # SciPy would copy what overlaps
+    wide = np.ones((3000, 50_000))
+before = vector.copy()
+for out in (None, np.zeros((len(wide), len(wide)), order="F")):
+    pressed = []
+    threading.Thread(target=press).start()
+    try:
+        clgemm.dgemm(1.0, wide, wide.T, 1.0, out, overwrite_c=1)
+    except KeyboardInterrupt:
+        passed = time.monotonic() - pressed[0]
+    assert passed < 3, f"{passed:.2f} s until Ctrl-C was heard"
+    assert (vector == before).all()
+    session = sessions.opened()
+    assert session is None or not session.running
+    if out is not None:
+        copy = out.copy()
+        time.sleep(0.2)
+        assert (out == copy).all(), "written after the call has ended"
+    assert (clgemm.dgemm(1.0, small, small) == small).all()
+a = np.random.default_rng(4).uniform(-1, 1, (1500, 1500)).astype(np.float32)
+np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-2)
+"""
+
+
+@pytest.mark.parametrize("route", ["device", "host"])
+def test_ctrl_c_is_heard_in_a_long_call(session, route):
+    """Within a second, on a machine that does nothing else; nothing runs on behind it."""
+    if os.name != "posix":
+        pytest.skip("another system's keyboard")
+    run = run_python(
+        LONG + INTERRUPTED, timeout=100,
+        CLGEMM_DEVICE=session.traits.platform, CLGEMM_ROUTE=route,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_program_ends_in_the_middle_of_a_call(session, count):
+    """A thread that is inside the driver then would take the interpreter down, or hold it up."""
+    program = f"""
+def call():
+    clgemm.dgemm(1.0, wide, wide.T)
+    print("a result that was never computed")
+for _ in range({count}):
+    threading.Thread(target=call, daemon=True).start()
+session = sessions.current()
+while len(session.running) < {count}:
+    time.sleep(0.001)
+time.sleep(0.1)
+print("end")
+"""
+    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=session.traits.platform)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
+def test_daemon_threads_that_go_on_calling_do_not_spoil_the_end(session):
+    program = """
+def call():
+    while True:
+        clgemm.dgemm(1.0, small, small)
+for _ in range(4):
+    threading.Thread(target=call, daemon=True).start()
+time.sleep(0.2)
+"""
+    for _ in range(3):
+        run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=session.traits.platform)
+        assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_an_error_reaches_the_thread_that_waits(session):
+    """As does the memory of a call that Ctrl-C left behind twice."""
+
+    class Event:
+        def wait(self):
+            raise RuntimeError("the driver has failed")
+
+    with pytest.raises(RuntimeError, match="driver has failed"):
+        interrupt.wait(Event(), lambda: None, ())
+    assert not session.running
 
 
 def test_spawned_workers_share_nothing_and_need_nothing(session, tmp_path):

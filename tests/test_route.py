@@ -12,7 +12,7 @@ import scipy.linalg.blas
 from helpers import CPU, GPU, run_python, square
 
 import clgemm
-from clgemm import _explain, calibration, cli, driver, host_blas, small
+from clgemm import _explain, calibration, cli, driver, host, host_blas, small
 from clgemm.breakeven import BreakEven, Curve, counts
 from clgemm.problem import PRECISIONS
 from clgemm.route import SMALL_FLOPS, SMALL_WITH_COPIES, TIE, route
@@ -394,3 +394,27 @@ def test_explain_counts_blocks_and_bytes(session, monkeypatch):
     assert found.bytes_up >= 2 * x.nbytes
     assert found.bytes_down == pytest.approx(x.nbytes, rel=0.2)
     assert f"in {found.blocks} blocks" in str(found)
+
+
+@pytest.mark.parametrize(("order_a", "order_b", "order_c"), ["FFF", "CCC", "FCC", "CFF"])
+def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, monkeypatch):
+    """So that Ctrl-C is heard between them."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    monkeypatch.setattr(host, "PANEL_FLOPS", 1e5)
+    monkeypatch.setattr(host, "NARROWEST", 3)
+    a = np.array(rng.uniform(-1, 1, (50, 60)) + 1j, order=order_a)
+    b = np.array(rng.uniform(-1, 1, (60, 40)) - 2j, order=order_b)
+    calls, real = [], scipy.linalg.blas.zgemm
+
+    def zgemm(*arguments, **more):
+        calls.append(arguments)
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(scipy.linalg.blas, "zgemm", zgemm)
+    for conj in (False, True):
+        for beta in (0.0, 0.5):
+            c = np.full((50, 40), 1 + 1j, order=order_c)
+            want = 2 * a @ (b.conj() if conj else b) + beta * c
+            driver.gemm(2.0, a, b, beta, c, conj_b=conj)
+            np.testing.assert_allclose(c, want)
+    assert len(calls) > 4 * 8

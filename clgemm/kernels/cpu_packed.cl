@@ -29,17 +29,20 @@
 #endif
 
 // C (rows x columns) := alpha * op(A) * op(B) + beta * C over a depth of k.
-//   ap, bp  scratch for a block of A and for panels of B
+//   ap, bp     scratch for a block of A and for panels of B
+//   cancelled  not 0 once nobody wants the result any more
 INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                         __global const ELEM *a, __global const ELEM *b, ELEM beta,
                         __global ELEM *c, long ldc, __global REAL *ap, __global REAL *bp, int mc,
-                        int kc_max)
+                        int kc_max, volatile __global uint *cancelled)
 {
     const long lda = g.lda, ldb = g.ldb;
     for (int pc = 0; pc < k; pc += kc_max) {
         const int kc = min(kc_max, k - pc), kp = (kc + KU - 1) / KU * KU;
         const int beta_is = pc ? BETA_ONE : beta_class(beta);
         for (int ic = 0; ic < rows; ic += mc) {
+            if (*cancelled)
+                return;
             const int mb = min(mc, rows - ic);
             pack_block(MR, PLANAR, mb, kc, kp, a + (g.trans_a ? pc + ic * lda : ic + pc * lda),
                        lda, g.trans_a, g.conj_a, ap);
@@ -82,7 +85,8 @@ INLINE void add_parts(int rows, int columns, int parts, __global const ELEM *par
 }
 
 // C := alpha * op(A) * op(B) + beta * C
-//   counters, cell  zeros: how many parts were taken; then, how many of each tile are done
+//   counters, cell  zeros: how many parts were taken; what the host sets to end the launch early;
+//                   then, how many parts of each tile are done
 //   scratch_stride  reals between the scratch of two workers
 //   mt, nt, kt      rows, columns and depth of a part; kt < k only if there are few tiles
 //   mc              rows of a block of A
@@ -112,11 +116,11 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
         const int whole = parts == 1;
         update_tile(g, rows, columns, min((long)kt, g.k - k0), whole ? alpha : (ELEM)(ONE), at, bt,
                     whole ? beta : (ELEM)(0), whole ? ct : partial + part * size,
-                    whole ? g.ldc : mt, ap, bp, mc, kc_max);
+                    whole ? g.ldc : mt, ap, bp, mc, kc_max, counters + cell + 1);
         if (whole)
             continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);  // what was added here is seen by who counts to the end
-        if (TAKE(counters + cell + 1 + tile) == parts - 1) {
+        if (TAKE(counters + cell + 2 + tile) == parts - 1) {
             mem_fence(CLK_GLOBAL_MEM_FENCE);
             add_parts(rows, columns, parts, partial, mt, size, alpha, beta, ct, g.ldc);
         }

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from clgemm.kernels.costs import Costs
 from clgemm.kernels.family import (
+    CANCEL,
     CELL_STEP,
     GEMM_SIGNATURE,
     Config,
@@ -178,7 +179,7 @@ class CpuPacked(KernelFamily):
                 yield _Cut(cut_m, cut_n, 1)
                 cut_k = min(units // (cut_m * cut_n), g.k // kc)
                 fits = g.m * g.n * precision_of(g).itemsize <= PARTIAL_BYTES * cut_m * cut_n
-                if g.batch == 1 and cut_k > 1 and cut_m * cut_n < CELL_STEP and fits:
+                if g.batch == 1 and cut_k > 1 and cut_m * cut_n < CELL_STEP - CANCEL and fits:
                     yield _Cut(cut_m, cut_n, cut_k)
 
     @staticmethod

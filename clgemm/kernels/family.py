@@ -64,6 +64,8 @@ SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "cell")
 
 CELL_STEP = 16
 """Counters that a launch may use: a cache line."""
+CANCEL = 1
+"""Which of them the host sets when it wants the launch to end early."""
 
 
 class Step(NamedTuple):

@@ -11,6 +11,7 @@ at the fork, since a lock it held there is held for ever in the child.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import threading
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import DeviceError
-from clgemm.runtime import choice, devices, opencl
+from clgemm.runtime import choice, devices, interrupt, opencl
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.copiers import Copiers
 from clgemm.runtime.faults import translated
@@ -92,6 +93,8 @@ class Session:
         """The same for break-evens."""
         self.running: list[None] = []
         """One entry for each call that is on the device now."""
+        self.ending = False
+        """Whether the interpreter is about to end."""
         self.workspace = Workspace(self.context, system_svm=self.traits.system_svm)
         """Scratch memory and counters; hold `lock` from asking for them until the launch."""
         self.memory = DeviceMemory(self.context, self.traits.max_allocation)
@@ -241,6 +244,12 @@ def _after_fork_in_child() -> None:
     _sessions.clear()
     _of_context.clear()
     _current, _chosen, _others = None, None, ()
+
+
+@atexit.register
+def _end() -> None:
+    for session in (*_sessions.values(), *_of_context.values()):
+        interrupt.end_calls(session)
 
 
 if hasattr(os, "register_at_fork"):

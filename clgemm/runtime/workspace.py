@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.kernels.family import CELL_STEP
+from clgemm.kernels.family import CANCEL, CELL_STEP
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
@@ -80,6 +80,13 @@ class Workspace:
         self._cell = (self._cell + CELL_STEP) % len(self._cells)
         self._cells[self._cell : self._cell + CELL_STEP] = 0
         return self._counters, self._cell
+
+    def cancel(self, cell: int | None = None) -> None:
+        """Let the launch with a `counter` end early, or every launch; what it computes is void."""
+        if cell is None:
+            self._cells[CANCEL::CELL_STEP] = 1
+        else:
+            self._cells[cell + CANCEL] = 1
 
 
 def _pages(nbytes: int) -> NDArray[np.uint8]:
