@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import numpy as np
 import scipy.linalg.blas
 
 import clgemm
+from clgemm import host_blas
 from clgemm.cli import versions
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import session as sessions
@@ -202,16 +202,6 @@ def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """Name the host's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    name = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), "?")
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def print_row(row: dict[str, Any]) -> None:
     """Print one line of the table."""
     rates = "".join(f"{row['gflops'][name]:12.1f}" for name in row["gflops"])
@@ -244,7 +234,7 @@ def main() -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": session.traits.describe(),
         "driver": session.traits.driver_version,
-        "processor": processor(),
+        "processor": f"{host_blas.processor()}, {host_blas.usable_cores()} cores",
         "versions": versions(),
         "parameters": {c: tuner.tuned_for(session, c).origin for c in arguments.precisions},
     }

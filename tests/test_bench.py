@@ -16,16 +16,18 @@ from helpers import GPU
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import session as sessions
 
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_ladder, device_cases, device_peers, device_report, device_rows, on_device = (
+bench_host, bench_ladder, device_cases, device_peers, device_report, device_rows, on_device = (
     import_module(name)
     for name in (
-        "bench_ladder", "device_cases", "device_peers", "device_report", "device_rows", "on_device"
+        "bench_host", "bench_ladder", "device_cases", "device_peers", "device_report",
+        "device_rows", "on_device",
     )
 )  # fmt: skip
 
@@ -160,3 +162,28 @@ def test_a_wrong_result_is_noticed(session, ops):
     assert resident.error_of(np.ravel(c.T)) <= 1
     c[0, 0] += 1e-3
     assert resident.error_of(np.ravel(c.T)) > 1
+
+
+def test_a_wrong_result_stops_the_bench_of_the_host(monkeypatch):
+    monkeypatch.setattr(bench_host.Work, "scipy", lambda work: work.clgemm() + 1)
+    with pytest.raises(SystemExit, match="WRONG"):
+        bench_host.beside_scipy("s", [5], 1)
+
+
+def test_a_slow_call_breaks_the_rule(session, monkeypatch, capsys):
+    times = {"SciPy": 10e-6, "clgemm": 12.6e-6}
+    monkeypatch.setattr(bench_host, "alternating", lambda *_: times)
+    with sessions.using(session):
+        (row,) = bench_host.beside_scipy("d", [8], 1)
+        assert not row["holds"]
+        times["clgemm"] = 12.4e-6
+        (row,) = bench_host.beside_scipy("d", [8], 1)
+    assert row["holds"]
+    assert "1 of 1 within" in capsys.readouterr().out
+
+
+def test_the_bench_of_memory_counts_from_the_hundredth_call(session):
+    with sessions.using(session):
+        found = bench_host.memory_kept(session, 300, 25)
+    assert [mark["calls"] for mark in found["marks"]] == [100, 150, 300]
+    assert all(mark["resident"] > 1e6 for mark in found["marks"])

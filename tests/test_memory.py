@@ -1,0 +1,67 @@
+"""Memory stays where it is, however many calls are made: the process' own and the device's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import run_python
+
+import clgemm
+from clgemm import driver
+from clgemm.runtime import session as sessions
+
+# A call that kept its result would keep 0.3 MB; one that kept its operands, twice that.
+MIXED = """
+import os
+from pathlib import Path
+import numpy as np
+import clgemm
+from clgemm.runtime import session as sessions
+
+def resident():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+rng = np.random.default_rng(7)
+shapes = [tuple(map(int, rng.integers(1, 300, 3))) for _ in range(15)]
+marks = {}
+for call in range(1500):
+    m, n, k = shapes[call % 15]
+    dtype = "fdFD"[call % 4]
+    a, b = np.ones((m, k), dtype), np.ones((k, n), dtype)
+    c = clgemm.matmul(a, b)
+    assert c[-1, -1] == k
+    if call + 1 in (100, 1500):
+        memory = sessions.current().memory
+        marks[call + 1] = resident()
+        assert memory.used == 0 and memory.peak <= 2**19, (memory.used, memory.peak)
+before, after = marks.values()
+assert after - before < 16e6, f"{(after - before) / 1e6:.1f} MB more"
+"""
+
+
+@pytest.mark.parametrize("limit", [None, "0.5"])
+def test_calls_of_mixed_sizes_keep_nothing(session, limit):
+    """In place, and with copies."""
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("this system does not tell a process' memory in /proc")
+    run = run_python(
+        MIXED, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB=limit,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_what_is_known_of_calls_does_not_grow_for_ever(session, monkeypatch):
+    """Neither decisions nor shapes that the host computes."""
+    monkeypatch.setattr(driver, "KNOWN_CALLS", 5)
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
+    fresh = sessions.Session(found, "a test")
+    with sessions.using(fresh):
+        for n in range(1, 20):
+            fresh.hosted.add(("f", n, n, n))
+            clgemm.sgemm(1.0, np.ones((n, 2)), np.ones((2, n)))
+            assert len(fresh.known) <= 5
+            assert len(fresh.hosted) <= 6
