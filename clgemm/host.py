@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clgemm.problem import Operand
 
 
-PANEL_FLOPS = 2e10  # of one call of SciPy's, during which Python hears no Ctrl-C
+PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-C
 NARROWEST = 64  # columns that a call needs to be fast
 
 
