@@ -31,6 +31,7 @@ import clgemm
 from clgemm import host_blas
 from clgemm.cli import versions
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import processor
 from clgemm.runtime import session as sessions
 from clgemm.tuning import timing, tuner
 
@@ -234,7 +235,7 @@ def main() -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": session.traits.describe(),
         "driver": session.traits.driver_version,
-        "processor": f"{host_blas.processor()}, {host_blas.usable_cores()} cores",
+        "processor": f"{processor.identity()}, {host_blas.usable_cores()} cores",
         "versions": versions(),
         "parameters": {c: tuner.tuned_for(session, c).origin for c in arguments.precisions},
     }

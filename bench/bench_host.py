@@ -30,6 +30,7 @@ import clgemm
 from clgemm import host_blas
 from clgemm.cli import versions
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import processor
 from clgemm.runtime import session as sessions
 from clgemm.tuning import timing
 
@@ -204,7 +205,7 @@ def head(session: Session) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": session.traits.describe(),
         "driver": session.traits.driver_version,
-        "processor": f"{host_blas.processor()}, {host_blas.usable_cores()} cores",
+        "processor": f"{processor.identity()}, {host_blas.usable_cores()} cores",
         "SciPy runs": kernels,
         "versions": versions(),
     }

@@ -47,6 +47,7 @@ SHAPES: tuple[Shape, ...] = (
 """Small first: what would take too long is left out, with all that is larger."""
 ELEMENTS = 1024**2
 ROUNDS = 3  # a burst of foreign load spoils one of them
+RETRIES = 3  # before larger shapes are given up
 LEAST, MOST = 2, 8  # runs of each side, shape and round
 BLOCK_SECONDS = 0.0006  # of them in all, if they are short
 LONG = 0.003  # seconds: longer products are timed in the first round only
@@ -186,25 +187,26 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
     times: dict[Shape, tuple[list[float], list[float]]] = {}
     for turn in range(ROUNDS):
         for shape in SHAPES[: len(times)] if turn else SHAPES:
-            slowest = max(map(max, times.get(shape, ())), default=0.0)
+            slowest = max(map(min, times.get(shape, ())), default=0.0)
             if turn and slowest > LONG:
-                break
+                continue
             m, n, k = shape
             x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
             sides = times.setdefault(shape, ([], []))
-            for side, gemm in zip(sides, (by_host, by_device), strict=True):
-                side.extend(_timed(gemm, x, y, warm=bool(turn)))
-            if not turn and _next(times, shape) > LONGEST:
+            for _ in range(RETRIES):
+                for side, gemm in zip(sides, (by_host, by_device), strict=True):
+                    side.extend(_timed(gemm, x, y))
+                if turn or _next(times, shape) <= LONGEST:
+                    break
+            else:  # what is larger would take too long, and not for a moment's noise alone
                 break
     return BreakEven(
         *(Curve.fitted({shape: min(t[side]) for shape, t in times.items()}) for side in range(2))
     )
 
 
-def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any], *, warm: bool) -> list[float]:
-    """Return the seconds of a few runs."""
-    if not warm:
-        gemm(x, y)
+def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
+    """Return the seconds of a few runs, of which the very first may have built a kernel."""
     found: list[float] = []
     while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST):
         before = time.perf_counter()

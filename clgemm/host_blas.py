@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import scipy
 import scipy.linalg
+
+from clgemm.runtime import processor
 
 # Two ways of naming OpenBLAS' functions: as SciPy's wheels do, and as everybody else does.
 PREFIXES = ("scipy_", "")
@@ -50,17 +50,6 @@ def openblas() -> OpenBlas | None:
     return None
 
 
-@lru_cache(maxsize=1)
-def processor() -> str:
-    """Name the host's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (x.split(":", 1)[1].strip() for x in lines if x.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
 def usable_cores() -> int:
     """Count the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -74,7 +63,7 @@ def identity() -> dict[str, str | int]:
     library = blas.get("Build Dependencies", {}).get("blas", {})
     running = openblas()
     return {
-        "processor": processor(),
+        "processor": processor.identity() or platform.machine(),
         "cores": usable_cores(),
         "scipy": scipy.__version__,
         "blas": f"{library.get('name', '?')} {library.get('version', '?')}",

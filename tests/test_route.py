@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -418,3 +419,30 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
             driver.gemm(2.0, a, b, beta, c, conj_b=conj)
             np.testing.assert_allclose(c, want)
     assert len(calls) > 4 * 8
+
+
+def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
+    """A thread that has to wait for its turn takes 10 ms for a product of 1 us."""
+    calls = []
+
+    def on_device(_a, _b, c):
+        calls.append(c.shape)
+        if len(calls) < 4:
+            time.sleep(0.03)
+
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:6])
+    found = calibration.measured(PRECISIONS["s"], on_device)
+    assert found.device.seconds.keys() == set(SHAPES[:6])
+    assert max(found.device.seconds.values()) < 0.01
+
+
+def test_a_slow_device_is_not_measured_for_long():
+    calls = []
+
+    def on_device(a, _b, c):
+        calls.append(c.shape)
+        time.sleep(1e-8 * c.size * a.shape[1])
+
+    found = calibration.measured(PRECISIONS["s"], on_device)
+    assert (1024, 1024, 1024) not in found.device.seconds
+    assert (128, 128, 128) in found.device.seconds
