@@ -15,13 +15,16 @@ from test_families import operand, value
 
 from clgemm import settings, transfer
 from clgemm.execute import Ready, slots
-from clgemm.kernels import source
+from clgemm.kernels import nv_split_layout, source
 from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
-from clgemm.kernels.nv_split import LOCAL_BYTES, SURVEY_ITEMS, NvSplit, parts_of
+from clgemm.kernels.nv_split import LOCAL_BYTES, SURVEY_ITEMS, NvSplit, c_is_aligned
+from clgemm.kernels.nv_split_cut import parts_of
 from clgemm.kernels.nv_split_layout import (
     TIMES,
     Tile,
     best_tile,
+    core,
+    edges,
     lay_out,
     reals,
     share,
@@ -69,8 +72,8 @@ def expanded_rows(x):
     return both
 
 
-def records(rows):
-    """Return (top, spread) of each 32 rows of elements, and each row's exponent."""
+def records(rows, height):
+    """Return (top, spread) of each `height` rows of elements, and each row's exponent."""
     rows = parts_as_reals(rows)
     exponent, mark = [], []
     for row in rows:
@@ -79,8 +82,8 @@ def records(rows):
         exponent.append(int(nonzero.max()) if nonzero.size and finite else 0)
         top = (int(nonzero.max()) if nonzero.size else TOP_NONE) if finite else TOP_NOT_FINITE
         mark.append((top, int(np.ptp(nonzero)) if nonzero.size and finite else 0))
-    count = -(-len(rows) // 32)
-    groups = [np.max(mark[i * 32 : i * 32 + 32], axis=0) for i in range(count)]
+    starts = range(0, len(rows), height)
+    groups = [np.max(mark[i : i + height], axis=0) for i in starts]
     return np.array(exponent), np.array(groups)
 
 
@@ -125,17 +128,19 @@ def whole(panels, strips, part):
 
 
 def packed(session, problem, a, b, tile):
-    """Run the first two kernels and return the scratch memory by its parts."""
+    """Run all but the last kernel; return the tile, the layout, the scratch memory, and C."""
     if session.traits.max_work_group_size < SURVEY_ITEMS:
         pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
     plan = FAMILY.plan(session.traits, problem, config_of(tile))
-    ready = Ready(session, Plan(plan.steps[:2], plan.scratch_bytes))
+    ready = Ready(session, Plan(plan.steps[:-1], plan.scratch_bytes))
     session.workspace.poison(session.queue, plan.scratch_bytes)
-    c = np.zeros((problem.n, problem.m), PRECISIONS[problem.precision].dtype).T
-    ready.run(slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in (a.data, b.data, c))))
+    c = np.full((problem.n, problem.m), np.nan, PRECISIONS[problem.precision].dtype).T
+    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
+    ready.run(slots(problem, 1.0, 0.0, *places))
+    transfer.fetch(session, places[2], c)
     host = read_scratch(session, plan.scratch_bytes)
     chosen = best_tile(problem, tile, session.traits.compute_units)
-    return chosen, lay_out(problem, chosen, session.traits.compute_units).split, host
+    return chosen, lay_out(problem, chosen, session.traits.compute_units), host, c
 
 
 def check_panels(x, exponent, rows, memory, form, place, strips, height, slices):
@@ -157,13 +162,34 @@ def check_panels(x, exponent, rows, memory, form, place, strips, height, slices)
         )
 
 
-SHAPES = [(130, 257, 70), (64, 128, 128), (33, 300, 33), (200, 40, 200)]
+SHAPES = [(130, 257, 70), (64, 128, 128), (33, 300, 33), (200, 40, 200), (129, 129, 70)]
+
+
+def check_edges(a, b, c, edge_x, edge_y):
+    """Check the row and the column that belong to no tile, and that nothing else was written."""
+    m, n = c.shape
+    want, size = a @ b, np.abs(a) @ np.abs(b)
+    made = np.zeros(c.shape, bool)
+    made[m - edge_y :], made[:, n - edge_x :] = True, True
+    np.testing.assert_array_equal(np.isnan(c), ~made)
+    limit = 2 * a.shape[1] * np.finfo(np.float32).eps * size
+    assert np.all(np.abs(c - want)[made] <= limit[made])
+
+
+@pytest.fixture(params=["long", "short"])
+def short(request, monkeypatch):
+    """Take rows as too long for one kernel that surveys and packs, or as short enough."""
+    whether = request.param == "short"
+    monkeypatch.setattr(
+        nv_split_layout, "is_short", lambda *to: whether and not any(nv_split_layout.edges(*to))
+    )
+    return whether
 
 
 @pytest.mark.parametrize("ops", ["NN", "TT", "CR", "RC", "TN"])
 @pytest.mark.parametrize("code", "sc")
-def test_survey_and_pack_are_as_modelled(session, code, ops, rng):
-    precision = PRECISIONS[code]
+def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
+    precision, edges_met, short_met = PRECISIONS[code], set(), False
     for case, (m, n, k) in enumerate(SHAPES):
         gap = 0 if case == 1 else 3  # aligned rows take the direct way
         a, b = (
@@ -187,9 +213,17 @@ def test_survey_and_pack_are_as_modelled(session, code, ops, rng):
         if not session.traits.unified_memory:
             problem = problem.dense()
         for tile in TIMES:
-            chosen, split, memory = packed(session, problem, a, b, tile)
-            for rows, is_y in ((x_rows, False), (y_rows, True)):
-                exponent, marks = records(rows)
+            chosen, grid, memory, c = packed(session, problem, a, b, tile)
+            split = grid.split
+            short_met |= grid.pack_groups == 0
+            edge_x, edge_y = edges(problem, chosen)
+            edges_met.add((edge_x, edge_y))
+            wide = np.complex128 if precision.is_complex else np.float64
+            check_edges(y_rows.astype(wide), x_rows.T.astype(wide), c, edge_x, edge_y)
+            for rows, is_y in (
+                (x_rows[: n - edge_x], False), (y_rows[: m - edge_y], True)
+            ):  # fmt: skip
+                exponent, marks = records(rows, grid.record_rows)
                 place = split.exponents_y if is_y else split.exponents_x
                 got = memory[place:].view(np.int32)[: len(exponent)]
                 np.testing.assert_array_equal(got, exponent)
@@ -202,24 +236,100 @@ def test_survey_and_pack_are_as_modelled(session, code, ops, rng):
                 )
                 order = stored_order(strips * height) if is_y else range(strips * height)
                 both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
-                needed = (0,) if case != 2 else (1,) if not is_y or strips == 1 else ()
+                if case == 2:
+                    needed = (1,) if not is_y or strips == 1 else ()
+                else:
+                    needed = (0, 1) if grid.pack_groups == 0 else (0,)
                 for form in needed:
                     check_panels(
                         real, exponent, list(order), memory, form, both[form],
                         strips, height, split.slices,
                     )  # fmt: skip
+    assert edges_met >= {(0, 0), (1, 0), (1, 1)}
+    assert short_met == short
+
+
+@pytest.mark.parametrize("ops", ["NN", "TT", "CC"])
+@pytest.mark.parametrize("code", "sc")
+def test_edges_of_long_rows_meet_c(session, code, ops, rng):
+    """The last row and column, if no tile has them, are made by the survey: alpha A B + beta C."""
+    if session.traits.max_work_group_size < SURVEY_ITEMS:
+        pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
+    precision, (m, n, k) = PRECISIONS[code], (129, 257, 4099)
+    a, b = operand(rng, precision, m, k, ops[0], 0), operand(rng, precision, k, n, ops[1], 0)
+    for beta in (0, 1, -0.5):
+        c = np.full((n, m), 3, precision.dtype).T
+        problem = describe(a, b, c, reads_c=beta != 0)
+        plan = FAMILY.plan(session.traits, problem, config_of(Tile(1, 128)))
+        places = [transfer.place(session, x) for x in (a.data, b.data, c)]
+        Ready(session, Plan(plan.steps[:1], plan.scratch_bytes)).run(
+            slots(problem, 2.0, beta, *places)
+        )
+        transfer.fetch(session, places[2], c)
+        want = 2 * (value(a).astype(np.complex128) @ value(b)) + 3 * beta
+        size = np.abs(value(a)) @ np.abs(value(b))
+        assert np.all(np.abs(c - want)[-1] <= 2 * k * np.finfo(np.float32).eps * size[-1])
+        assert np.all(np.abs(c - want)[:, -1] <= 2 * k * np.finfo(np.float32).eps * size[:, -1])
+        assert np.all(c[:-1, :-1] == 3)
+
+
+STAGED = """
+#define warp_sync() barrier(CLK_LOCAL_MEM_FENCE)
+%s
+__kernel __attribute__((reqd_work_group_size(32, 1, 1)))
+void staged(__global const float4 *held, __global ELEM *c, int ldc, int rows, int columns,
+            const ELEM alpha, const ELEM beta)
+{
+    __local float stage[WARP_REALS] __attribute__((aligned(16)));
+    Four ab;
+    ab.all = held[get_local_id(0)];
+    store_elements(ab, stage, get_local_id(0), c + 1, ldc, rows, columns, alpha, beta,
+                   beta_class(beta));
+}
+"""
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_what_a_warp_holds_is_stored_in_rows(session, code, rng):
+    """A work-item holds four neighbours of a row of 16; what is beyond C is left alone."""
+    precision = PRECISIONS[code]
+    spec = FAMILY.plan(HOPPER, square(4096, code), config_of(Tile(2, 128))).steps[0].kernel
+    text = source.text(spec._replace(files=())) + STAGED % source.read("nv_split_stage.cl")
+    program = opencl.build(session.context, text)
+    kernel = cl.Kernel(program, "staged")
+    held = rng.standard_normal((8, 16), dtype=np.float32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    per_element = precision.dtype.itemsize // 4
+    whole = held.view(precision.dtype)
+    for rows, columns, alpha, beta in ((8, 16, 1, 0), (5, 6, 2, 1), (9, 40, -1, 0.5), (0, 4, 1, 1)):
+        c = np.full((10, 19), 3, precision.dtype)
+        want = c.copy()
+        r, w = min(rows, 8), min(columns, 16) // per_element
+        want[:r, 1 : 1 + w] = alpha * whole[:r, :w] + beta * c[:r, 1 : 1 + w]
+        if beta == 0:
+            c[:r, 1 : 1 + w] = np.nan
+        memory, got = (cl.Buffer(session.context, flags, hostbuf=x) for x in (held, c))
+        kernel.set_args(
+            memory, got, np.int32(19), np.int32(rows), np.int32(columns),
+            precision.dtype.type(alpha), precision.dtype.type(beta),
+        )  # fmt: skip
+        cl.enqueue_nd_range_kernel(session.queue, kernel, (32,), (32,))
+        cl.enqueue_copy(session.queue, c, got)
+        np.testing.assert_allclose(c, want, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_survey_marks_what_is_not_finite(session, bad, rng):
+def test_survey_marks_what_is_not_finite(session, bad, short, rng):
     precision = PRECISIONS["s"]
     a, b = operand(rng, precision, 96, 70, "N", 0), operand(rng, precision, 70, 40, "N", 0)
     a.data[35, 69] = bad
     problem = describe(a, b, np.zeros((40, 96), np.float32).T, reads_c=False)
-    _, split, memory = packed(session, problem, a, b, Tile(1, 64))
-    got = memory[split.records_y :][:24].view(np.int32).reshape(3, 2)
-    assert got[1].tolist()[0] == TOP_NOT_FINITE
-    np.testing.assert_array_equal(got, records(a.data)[1])
+    _, grid, memory, _ = packed(session, problem, a, b, Tile(1, 64))
+    assert (grid.pack_groups == 0) == short
+    rows = grid.record_rows
+    got = memory[grid.split.records_y :][: 96 // rows * 8].view(np.int32).reshape(-1, 2)
+    assert got[35 // rows].tolist()[0] == TOP_NOT_FINITE
+    np.testing.assert_array_equal(got, records(a.data, rows)[1])
 
 
 DUMP = """
@@ -267,7 +377,7 @@ def test_workers_share_all_slices(session, tile, m, n, k, batch, workers):
     memory = np.zeros(grid.scratch_bytes, np.uint8)
     scratch, got = (cl.Buffer(session.context, flags, hostbuf=x) for x in (memory, out))
     kernel = cl.Kernel(program, "dump")
-    arguments = (gemm_args(problem)[0], *np.zeros(2, np.float32), *(scratch,) * 3)
+    arguments = (gemm_args(core(problem, tile))[0], *np.zeros(2, np.float32), *(scratch,) * 3)
     kernel.set_args(np.frombuffer(arguments[0], np.uint8), *arguments[1:],
                     np.frombuffer(grid.split.pack(), np.uint8), scratch, got)  # fmt: skip
     cl.enqueue_nd_range_kernel(session.queue, kernel, (workers,), (1,))
@@ -385,12 +495,46 @@ def test_bf16_parts_keep_everything(rng):
     assert np.array_equal(sum(p.astype(float) for p in bf16_parts(x)), x.astype(float))
 
 
+def kernels(problem):
+    """Return the plan's kernels on Hopper, as names and defines."""
+    plan = FAMILY.plan(HOPPER, problem, FAMILY.default(HOPPER, PRECISIONS[problem.precision]))
+    return {step.kernel.name: dict(step.kernel.defines) for step in plan.steps}
+
+
+def test_plans_have_the_kernels_that_a_problem_needs():
+    long = kernels(square(4096))
+    assert list(long) == ["nv_split_survey", "nv_split_pack", "nv_split_gemm"]
+    assert (long["nv_split_survey"]["EDGE_X"], long["nv_split_gemm"]["STAGED"]) == (0, 0)
+    assert list(kernels(square(1024))) == ["nv_split_short", "nv_split_gemm"]
+    edge = kernels(square(1025))
+    assert edge["nv_split_survey"]["EDGE_X"] == edge["nv_split_survey"]["EDGE_Y"] == 1
+    assert edge["nv_split_gemm"]["STAGED"] == 1
+    tall = kernels(square(2048, m=2049))["nv_split_survey"]
+    assert (tall["EDGE_X"], tall["EDGE_Y"]) == (0, 1)
+    assert len(kernels(square(512, "c"))) == 2
+    assert len(kernels(square(256, "c", k=2048))) == 3  # rows of 4096 reals are not short
+
+
+def test_columns_of_c_are_aligned_or_not():
+    assert c_is_aligned(square(4096))
+    assert c_is_aligned(square(4098, "c"))
+    assert not c_is_aligned(square(4098))
+    assert not c_is_aligned(square(4096, offset_c=2))
+    assert not c_is_aligned(square(4096, batch=2, stride_c=4095))
+
+
 def test_plans_choose_smaller_tiles_for_smaller_problems():
     largest = Tile(2, 128)
     assert best_tile(square(1024), largest, 132) == Tile(1, 64)
     assert best_tile(square(8192), largest, 132) == largest
     assert best_tile(square(8192), Tile(1, 128), 132) == Tile(1, 128)
     assert share(square(4096), largest, 132)[0] == 512  # whole rounds
-    assert share(square(2049), largest, 132)[0] == 0  # all tiles are shared
-    assert tiles_of(square(2049), largest) == (9, 17, True)
+    assert share(square(2051), largest, 132)[0] == 0  # all tiles are shared
+    assert tiles_of(square(2051), largest) == (9, 17, True)
+    assert share(square(2049), largest, 132)[0] == 128  # one row more does not cost a round
+    assert tiles_of(square(2049), largest) == (8, 16, False)
+    assert edges(square(2049), largest) == (1, 1)
+    assert edges(square(2049, "c"), largest) == (1, 1)
+    assert edges(square(2051), largest) == edges(square(2049, batch=2), largest) == (0, 0)
+    assert edges(square(1), Tile(1, 64)) == (0, 0)
     assert reals(square(10, "c")) == (10, 20, 20)

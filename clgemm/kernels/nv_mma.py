@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm import settings
-from clgemm.kernels.nv_split import PACK_FILES, NvSplit, kernel_spec
+from clgemm.kernels.nv_split import PACK_FILES, SHORT_FILES, SURVEY_FILES, NvSplit, kernel_spec
 from clgemm.kernels.nv_split_layout import Tile
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LEAST_FLOPS = 1_500_000_000  # below, three launches cost more than faster produ
 
 GEMM_FILES = (
     "nv_async.cl", "nv_split.cl", "nv_mma.cl", "nv_split_walk.cl", "nv_split_fma.cl",
-    "nv_split_store.cl", "nv_mma_gemm.cl",
+    "nv_split_stage.cl", "nv_split_store.cl", "nv_mma_gemm.cl",
 )  # fmt: skip
 
 
@@ -48,7 +48,9 @@ class NvMma(NvSplit):
     """Products of halves on the tensor cores, by mma.sync."""
 
     name: ClassVar[str] = "nv_mma"
-    files: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*PACK_FILES, *GEMM_FILES)))
+    files: ClassVar[tuple[str, ...]] = tuple(
+        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
+    )
     gemm_items: ClassVar[int] = MMA_ITEMS
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
@@ -91,6 +93,7 @@ class NvMma(NvSplit):
 
     def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:
         defines = shape | {
+            "STAGED": 0,  # its local memory is being filled meanwhile
             "STAGES": self.slots(traits, Tile(shape["MI"], shape["BY"])),
             "GROUP": config["GROUP"],
             "TRY_WAIT": int((traits.compute_capability or (0, 0)) >= HOPPER),

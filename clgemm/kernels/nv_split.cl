@@ -1,5 +1,5 @@
-// nv_split: fp32 products at fp32 accuracy from products of halves.  What its three kernels share,
-// and the first of them, which surveys the operands.  Plain OpenCL C.
+// nv_split: fp32 products at fp32 accuracy from products of halves.  What its three kernels share.
+// Plain OpenCL C.
 //
 // C is column-major and the tensor cores store rows, so the kernels compute the transposed product
 //
@@ -17,7 +17,10 @@
 //      panels of fp16  [strip][slice of 64 deep][part 0, 1]   [row of the strip][64]   swizzled
 //      panels of bf16  [strip][slice of 32 deep][part 0, 1, 2][row of the strip][32]   swizzled
 //      exponent of each row of elements: floor(log2(its largest magnitude)), 0 for a row of zeros
-//      record of each 32 rows of elements: (top, spread), see below
+//      record of each RECORD_ROWS rows of elements: (top, spread)
+//          top     the largest exponent of the rows
+//          spread  the largest distance, in a row, from its exponent to that of its smallest element
+//                  that is not zero
 // and partial tiles with their flags, see nv_split_gemm.cl.
 
 #ifndef MI
@@ -30,7 +33,11 @@
 #define ROWS_X (BX)    // the same in rows of elements
 #define ROWS_Y (BY / CE)
 
-#define RECORD_ROWS 32
+#define WIDE (4 / CE)  // elements in 16 bytes
+
+#ifndef RECORD_ROWS
+#define RECORD_ROWS 32  // of elements; 8 if rows are short
+#endif
 #define TOP_NONE (-1000)      // no element differs from zero
 #define TOP_NOT_FINITE 4000   // greater than any limit, whatever is added
 #define TARGET_FP16 14        // the largest of a row is scaled into [2^14, 2^15) for fp16,
@@ -51,7 +58,7 @@ typedef struct {
     int workers;             // work-groups of the product
     int whole;               // tiles that are not shared between workers
     int thin;                // 1: the last strip of X is at most half full
-} Split;
+} Split;  // 128 bytes: with 136 the compiler arranged nv_split_gemm.cl otherwise, a tenth slower
 
 // One operand of a stack as rows of elements: (row, p) lies at x[row * ld + p] if along_k, else at
 // x[row + p * ld].
@@ -73,30 +80,16 @@ INLINE Operand operand_of(const Gemm *g, __global const ELEM *a, __global const 
     return o;
 }
 
+INLINE ELEM element_of(const Operand *o, long row, long p)
+{
+    return elem_conj(o->x[o->along_k ? row * o->ld + p : row + p * o->ld], o->conj);
+}
+
 // Records of a matrix; its rows of elements are RECORD_ROWS times as many.
 INLINE int records_of(const Split *s, int is_y)
 {
     return is_y ? s->strips_y * (ROWS_Y / RECORD_ROWS) : s->strips_x * (ROWS_X / RECORD_ROWS);
 }
-
-// floor(log2(x)) of a positive float's bits, subnormal ones too.
-INLINE int exponent_of(uint bits)
-{
-    return bits >= 0x800000u ? (int)(bits >> 23) - 127 : 31 - (int)clz(bits) - 149;
-}
-
-// ---- survey -------------------------------------------------------------------------------------
-//
-// A work-group reads RECORD_ROWS rows to their end and keeps each row's exponent and
-//      top     the largest exponent of the rows
-//      spread  the largest distance, in a row, from its exponent to that of its smallest element
-//              that is not zero
-
-#define SURVEY_ITEMS 1024
-#define WIDE (4 / CE)                       // elements in 16 bytes
-#define LINE_VECTORS (RECORD_ROWS / WIDE)   // across rows: work-items that read a line
-#define LINES (SURVEY_ITEMS / LINE_VECTORS)  // and lines they read at a time
-#define UNDER_WAY 4                         // loads of a work-item
 
 typedef union {
     float4 all;
@@ -104,7 +97,17 @@ typedef union {
     ELEM elem[WIDE];
 } Vector;
 
-// (largest bits, smallest bits - 1) so far; a zero's 0 - 1 is the largest of all uints.
+// ---- ranges -------------------------------------------------------------------------------------
+
+// floor(log2(x)) of a positive float's bits, subnormal ones too.
+INLINE int exponent_of(uint bits)
+{
+    return bits >= 0x800000u ? (int)(bits >> 23) - 127 : 31 - (int)clz(bits) - 149;
+}
+
+// The range of numbers: (largest bits, smallest bits - 1); a zero's 0 - 1 is the largest of all uints.
+#define NOTHING (uint2)(0, 0xffffffffu)
+
 INLINE uint2 seen_real(uint2 seen, float x)
 {
     const uint bits = as_uint(x) & 0x7fffffffu;
@@ -116,110 +119,18 @@ INLINE uint2 seen_both(uint2 a, uint2 b)
     return (uint2)(max(a.x, b.x), min(a.y, b.y));
 }
 
-// Of a vector's elements number i belongs to row i of `seen` if `across` rows, else all to row 0.
-INLINE void see(uint2 seen[WIDE], Vector v, int across)
+// (top, spread) of a row with that range.
+INLINE int2 mark_of(uint2 range)
 {
-    UNROLL
-    for (int r = 0; r < 4; r++) {
-        const int row = across ? r / CE : 0;
-        seen[row] = seen_real(seen[row], v.real[r]);
-    }
+    if (range.x >= 0x7f800000u)
+        return (int2)(TOP_NOT_FINITE, 0);
+    if (!range.x)
+        return (int2)(TOP_NONE, 0);
+    const int exponent = exponent_of(range.x);
+    return (int2)(exponent, exponent - exponent_of(range.y + 1));
 }
 
-// Look at every `step`-th of `count` vectors, `stride` elements apart, from number `first` on.  The
-// first `clean` are whole and aligned; of number p, inside - p * inside_step elements are inside.
-INLINE void look_at(uint2 seen[WIDE], __global const ELEM *x, long stride, int first, int step,
-                    int count, int clean, int across, long inside, long inside_step)
+INLINE int exponent_in(int2 mark)
 {
-    int q = first;
-    for (; q + (UNDER_WAY - 1) * step < clean; q += UNDER_WAY * step) {
-        Vector v[UNDER_WAY];
-        UNROLL
-        for (int u = 0; u < UNDER_WAY; u++)
-            v[u].all = *(__global const float4 *)(x + (q + u * step) * stride);
-        UNROLL
-        for (int u = 0; u < UNDER_WAY; u++)
-            see(seen, v[u], across);
-    }
-#pragma unroll 4
-    for (; q < count; q += step) {
-        Vector v;
-        UNROLL
-        for (int i = 0; i < WIDE; i++)
-            v.elem[i] = i < inside - q * inside_step ? x[q * stride + i] : (ELEM)(0);
-        see(seen, v, across);
-    }
-}
-
-__kernel __attribute__((reqd_work_group_size(SURVEY_ITEMS, 1, 1)))
-void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
-{
-    __local uint2 lines[RECORD_ROWS * (LINES + 1)];  // rows of what was seen by each line or lane
-    __local int2 marks[RECORD_ROWS];
-    const int item = get_local_id(0);
-    int record = get_group_id(0);
-    const int is_y = record >= s.copies_x * records_of(&s, 0);
-    record -= is_y ? s.copies_x * records_of(&s, 0) : 0;
-    const int copy = record / records_of(&s, is_y);
-    const int row0 = record % records_of(&s, is_y) * RECORD_ROWS;
-    const Operand o = operand_of(&g, a, b, is_y, copy);
-    const int wide = !((ulong)o.x & 15) && !(o.ld * CE & 3);
-    const uint2 nothing = (uint2)(0, 0xffffffffu);
-
-    if (get_group_id(0) == 0)  // no tile is ready: the product looks at these
-        for (int i = item; i < s.workers; i += SURVEY_ITEMS)
-            ((__global uint *)(scratch + s.ready))[i] = 0;
-
-    const int mine = item / 32, lane = item % 32;  // a row and its share of lines or vectors
-    uint2 seen[WIDE];
-    UNROLL
-    for (int i = 0; i < WIDE; i++)
-        seen[i] = nothing;
-    if (o.along_k) {
-        if (row0 + mine < o.rows)
-            look_at(seen, o.x + (row0 + mine) * o.ld, WIDE, lane, 32, (g.k + WIDE - 1) / WIDE,
-                    wide ? g.k / WIDE : 0, 0, g.k, WIDE);
-    } else {
-        const int row = item % LINE_VECTORS * WIDE, line = item / LINE_VECTORS;
-        const long inside = o.rows - row0 - row;
-        look_at(seen, o.x + row0 + row, o.ld, line, LINES, g.k, wide && inside >= WIDE ? g.k : 0,
-                1, inside, 0);
-        UNROLL
-        for (int i = 0; i < WIDE; i++)
-            lines[(row + i) * (LINES + 1) + line] = seen[i];
-        barrier(CLK_LOCAL_MEM_FENCE);
-        seen[0] = nothing;
-        UNROLL
-        for (int i = 0; i < LINES; i += 32)
-            seen[0] = seen_both(seen[0], lines[mine * (LINES + 1) + i + lane]);
-        barrier(CLK_LOCAL_MEM_FENCE);
-    }
-    lines[mine * (LINES + 1) + lane] = seen[0];
-    barrier(CLK_LOCAL_MEM_FENCE);
-
-    if (item < RECORD_ROWS) {
-        uint2 all = nothing;
-        UNROLL
-        for (int i = 0; i < 32; i++)
-            all = seen_both(all, lines[item * (LINES + 1) + i]);
-        int exponent = 0;
-        int2 mark = (int2)(TOP_NONE, 0);
-        if (all.x >= 0x7f800000u) {
-            mark.x = TOP_NOT_FINITE;
-        } else if (all.x) {
-            exponent = exponent_of(all.x);
-            mark = (int2)(exponent, exponent - exponent_of(all.y + 1));
-        }
-        ((__global int *)(scratch + (is_y ? s.exponents_y : s.exponents_x)))
-            [record * RECORD_ROWS + item] = exponent;
-        marks[item] = mark;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (item == 0) {
-        int2 all = marks[0];
-        UNROLL
-        for (int i = 1; i < RECORD_ROWS; i++)
-            all = max(all, marks[i]);
-        ((__global int2 *)(scratch + (is_y ? s.records_y : s.records_x)))[record] = all;
-    }
+    return mark.x == TOP_NONE || mark.x == TOP_NOT_FINITE ? 0 : mark.x;
 }

@@ -4,8 +4,11 @@ A float x, scaled by a power of two that its row shares, is split into halves, a
 halves, which the tensor cores add up in fp32, make up the product.  Three launches:
 
 - survey: the exponent of each row's largest element, and what each 32 rows span (their records);
+  also, by FMA, the last row or column of C where it would need a row of tiles for itself;
 - pack: the parts, in the layout that the tensor cores read, zero where a tile hangs over;
 - gemm: each tile in the cheapest way that its rows allow, decided on the device from the records.
+
+Small problems, which launches dominate, have one kernel for the first two.
 
 C is column-major, so the kernels compute C^T = X Y^T with X = op(B)^T and Y = op(A): nv_split.cl.
 
@@ -46,6 +49,7 @@ from clgemm.kernels.costs import Costs, of_tiles
 from clgemm.kernels.family import (
     GEMM_SIGNATURE,
     INT32_MAX,
+    Arg,
     Config,
     KernelFamily,
     KernelSpec,
@@ -54,9 +58,20 @@ from clgemm.kernels.family import (
     gemm_args,
     precision_defines,
     precision_of,
-    round_up,
 )
-from clgemm.kernels.nv_split_layout import TIMES, Grid, Tile, best_tile, lay_out, reals
+from clgemm.kernels.nv_split_cut import parts_of
+from clgemm.kernels.nv_split_layout import (
+    TIMES,
+    Grid,
+    Tile,
+    best_tile,
+    core,
+    edges,
+    is_short,
+    lay_out,
+    reals,
+)
+from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,19 +80,21 @@ if TYPE_CHECKING:
     from clgemm.traits import DeviceTraits
 
 SIGNATURE = GEMM_SIGNATURE + "sp"  # Split and the scratch
-SURVEY_ITEMS, PACK_ITEMS, GEMM_ITEMS = 1024, 256, 384
+SURVEY_ITEMS, PACK_ITEMS, SHORT_ITEMS, GEMM_ITEMS = 1024, 256, 256, 384
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
+STORE_BYTES = 8 * 128 * 4  # through which warps store unaligned tiles
 LEAST_DEPTH = 64
 LEAST_SIDE = 140  # m n / (m + n): below, packing costs more than the products save
 LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time
 SCRATCH_SHARE = 4  # of the device's memory one part
 
-SURVEY_FILES = ("nv_split.cl",)
-PACK_FILES = ("nv_split.cl", "nv_split_pack.cl")
+SURVEY_FILES = ("nv_split.cl", "nv_split_survey.cl")
+PACK_FILES = ("nv_split.cl", "nv_split_parts.cl", "nv_split_pack.cl")
+SHORT_FILES = ("nv_split.cl", "nv_split_parts.cl", "nv_split_short.cl")
 GEMM_FILES = (
     "nv_async.cl", "nv_split.cl", "nv_wgmma.cl", "nv_split_walk.cl", "nv_split_fma.cl",
-    "nv_split_store.cl", "nv_split_gemm.cl",
+    "nv_split_stage.cl", "nv_split_store.cl", "nv_split_gemm.cl",
 )  # fmt: skip
 
 
@@ -85,7 +102,9 @@ class NvSplit(KernelFamily):
     """Products of halves on the tensor cores, by wgmma."""
 
     name: ClassVar[str] = "nv_split"
-    files: ClassVar[tuple[str, ...]] = tuple(dict.fromkeys((*PACK_FILES, *GEMM_FILES)))
+    files: ClassVar[tuple[str, ...]] = tuple(
+        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
+    )
     gemm_items: ClassVar[int] = GEMM_ITEMS
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
@@ -132,16 +151,17 @@ class NvSplit(KernelFamily):
         )
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
-        """Count three launches, and tiles of which a row of X is a column of C."""
+        """Count two or three launches, and tiles of which a row of X is a column of C."""
         params = dict(config.params)
         tile = Tile(params["MI"], params["BY"])
-        return of_tiles(traits.compute_units, problem, tile.by, tile.bx, launches=3)
+        launches = 2 if is_short(problem, tile) else 3
+        return of_tiles(traits.compute_units, problem, tile.by, tile.bx, launches)
 
     @staticmethod
     def stages(tile: Tile) -> int:
         """Give the slices that fit the local memory, beside the fma tiles and barriers."""
         rows = tile.bx + tile.by
-        return (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * 256)
+        return (LOCAL_BYTES - 1024 - STORE_BYTES - rows * FMA_DEPTH * 4) // (rows * 256)
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Survey, pack and multiply, as often as the limit of the scratch memory demands."""
@@ -159,15 +179,25 @@ class NvSplit(KernelFamily):
     def _steps(
         self, traits: DeviceTraits, problem: Gemm, tile: Tile, grid: Grid, config: Config
     ) -> Iterator[Step]:
-        shape = precision_defines(precision_of(problem)) | {"MI": tile.mi, "BY": tile.by}
-        args = (*gemm_args(problem), grid.split.pack(), "scratch")
-        launches = (
-            (kernel_spec("nv_split_survey", SURVEY_FILES, shape), grid.survey_groups, SURVEY_ITEMS),
-            (kernel_spec("nv_split_pack", PACK_FILES, shape), grid.pack_groups, PACK_ITEMS),
-            (self._gemm(traits, config, shape), grid.split.workers, self.gemm_items),
-        )
-        for kernel, groups, items in launches:
-            yield Step(kernel, (groups * items,), (items,), args)
+        shape = precision_defines(precision_of(problem)) | {
+            "MI": tile.mi, "BY": tile.by, "RECORD_ROWS": grid.record_rows,
+        }  # fmt: skip
+        surveys = shape | dict(zip(("EDGE_X", "EDGE_Y"), edges(problem, tile), strict=True))
+        multiplies = shape | {"STAGED": int(not c_is_aligned(problem))}
+        # Only the survey knows of edges.
+        args = (*gemm_args(core(problem, tile)), grid.split.pack(), "scratch")
+        if grid.pack_groups:
+            survey, pack = (
+                kernel_spec("nv_split_survey", SURVEY_FILES, surveys),
+                kernel_spec("nv_split_pack", PACK_FILES, shape),
+            )
+            yield _step(survey, grid.survey_groups, SURVEY_ITEMS, args)
+            yield _step(pack, grid.pack_groups, PACK_ITEMS, args)
+        else:
+            both = kernel_spec("nv_split_short", SHORT_FILES, shape)
+            yield _step(both, grid.survey_groups, SHORT_ITEMS, args)
+        gemm = self._gemm(traits, config, multiplies)
+        yield _step(gemm, grid.split.workers, self.gemm_items, args)
 
     def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:
         """Name the kernel that multiplies."""
@@ -177,56 +207,19 @@ class NvSplit(KernelFamily):
         return kernel_spec("nv_split_gemm", GEMM_FILES, defines, "sm_90a")
 
 
+def _step(kernel: KernelSpec, groups: int, items: int, args: tuple[Arg, ...]) -> Step:
+    return Step(kernel, (groups * items,), (items,), args)
+
+
+def c_is_aligned(problem: Gemm) -> bool:
+    """Tell whether every column of C starts at 16 bytes, if C itself does."""
+    itemsize = PRECISIONS[problem.precision].dtype.itemsize
+    places = (problem.ldc, problem.offset_c, problem.stride_c if problem.batch > 1 else 0)
+    return all(place * itemsize % 16 == 0 for place in places)
+
+
 def kernel_spec(
     name: str, files: tuple[str, ...], defines: dict[str, int], target: str = ""
 ) -> KernelSpec:
     """Name one of the kernels."""
     return KernelSpec(files, name, tuple(sorted(defines.items())), SIGNATURE, target)
-
-
-def parts_of(problem: Gemm, tile: Tile, workers: int, limit: int) -> Iterator[Gemm]:
-    """Cut a problem along its stack, then along n or m, until each part's scratch fits the limit.
-
-    A part that cannot be cut any further is given as it is; memory then decides.
-    """
-    rows_x, rows_y, _ = reals(problem)
-    if lay_out(problem, tile, workers).scratch_bytes <= limit:
-        yield problem
-        return
-    if problem.batch > 1:
-        halves = _cut_stack(problem)
-    elif max(rows_x, rows_y) <= 16 * tile.bx:
-        yield problem
-        return
-    else:
-        halves = _cut_n(problem, tile) if rows_x >= rows_y else _cut_m(problem, tile)
-    for half in halves:
-        yield from parts_of(half, tile, workers, limit)
-
-
-def _cut_stack(problem: Gemm) -> tuple[Gemm, Gemm]:
-    half = problem.batch // 2
-    return problem._replace(batch=half), problem._replace(
-        batch=problem.batch - half,
-        offset_a=problem.offset_a + half * problem.stride_a,
-        offset_b=problem.offset_b + half * problem.stride_b,
-        offset_c=problem.offset_c + half * problem.stride_c,
-    )
-
-
-def _cut_n(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
-    half = round_up(problem.n // 2, tile.bx)
-    return problem._replace(n=half), problem._replace(
-        n=problem.n - half,
-        offset_b=problem.offset_b + half * (1 if problem.trans_b else problem.ldb),
-        offset_c=problem.offset_c + half * problem.ldc,
-    )
-
-
-def _cut_m(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
-    half = round_up(problem.m // 2, tile.by)
-    return problem._replace(m=half), problem._replace(
-        m=problem.m - half,
-        offset_a=problem.offset_a + half * (problem.lda if problem.trans_a else 1),
-        offset_c=problem.offset_c + half,
-    )

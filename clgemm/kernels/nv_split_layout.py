@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 SLICE = 64  # reals of k
 RECORD_ROWS = 32
+SHORT_RECORD_ROWS = 8
+SHORT_DEPTH = 2048  # reals of a row that is short: a record's rows fit the local memory
+SHORT_REALS = 2**22  # of both operands, if one kernel shall survey and pack
 ALIGNMENT = 256  # bytes, of every part of the scratch
 FP16_BYTES, BF16_BYTES = 4, 6  # of a real: two and three parts
 TARGET_FP16 = 14  # log2 of what the largest element of a row is scaled to
@@ -77,8 +80,10 @@ class Grid(NamedTuple):
     """A layout, the launch sizes that go with it, and the scratch it needs."""
 
     split: Split
+    record_rows: int
     survey_groups: int
     pack_groups: int
+    """0 if the rows are short: then the first kernel packs as well."""
     scratch_bytes: int
 
 
@@ -99,9 +104,36 @@ def top_limit(depth: int) -> int:
     return 126 - (depth - 1).bit_length()
 
 
+def edges(problem: Gemm, tile: Tile) -> tuple[int, int]:
+    """Tell whether a single row of X, or of Y, is left over: the survey multiplies it, no tile."""
+    ce = 2 if PRECISIONS[problem.precision].is_complex else 1
+    if problem.batch > 1:
+        return 0, 0
+    half_x, strip_y = tile.bx // 2, tile.by // ce
+    edge_x = problem.n > half_x and problem.n % half_x == 1
+    edge_y = problem.m > strip_y and problem.m % strip_y == 1
+    return int(edge_x), int(edge_y)
+
+
+def core(problem: Gemm, tile: Tile) -> Gemm:
+    """Give the problem that the tiles cover."""
+    edge_x, edge_y = edges(problem, tile)
+    return problem._replace(n=problem.n - edge_x, m=problem.m - edge_y)
+
+
+def is_short(problem: Gemm, tile: Tile) -> bool:
+    """Tell whether one kernel shall survey and pack: a launch less, but more memory traffic."""
+    rows_x, rows_y, depth = reals(problem)
+    return (
+        round_up(depth, SLICE) <= SHORT_DEPTH
+        and (rows_x + rows_y) * depth * problem.batch <= SHORT_REALS
+        and not any(edges(problem, tile))
+    )
+
+
 def tiles_of(problem: Gemm, tile: Tile) -> tuple[int, int, bool]:
     """Count strips of X and of Y, and tell whether the last one of X is at most half full."""
-    n, m, _ = reals(problem)
+    n, m, _ = reals(core(problem, tile))
     strips_x, strips_y = -(-n // tile.bx), -(-m // tile.by)
     return strips_x, strips_y, 0 < n % tile.bx <= tile.bx // 2
 
@@ -151,13 +183,15 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     copies_y = problem.batch if problem.stride_a else 1
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
     whole, _ = share(problem, tile, workers)
+    short = is_short(problem, tile)
+    record_rows = SHORT_RECORD_ROWS if short else RECORD_ROWS
     places: list[int] = []
     end = 0
     for size in (
         rows_x * slices * SLICE * FP16_BYTES, rows_y * slices * SLICE * FP16_BYTES,
         rows_x * slices * SLICE * BF16_BYTES, rows_y * slices * SLICE * BF16_BYTES,
         rows_x * 4, rows_y // ce * 4,
-        rows_x // RECORD_ROWS * 8, rows_y // ce // RECORD_ROWS * 8,
+        rows_x // record_rows * 8, rows_y // ce // record_rows * 8,
         workers * tile.bx * tile.by * 4, workers * 4,
     ):  # fmt: skip
         places.append(end)
@@ -168,5 +202,5 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
         *places, slices, strips_x, strips_y, copies_x, copies_y,
         spread_fp16(depth), top_limit(depth), run, workers, whole, int(thin),
     ))  # fmt: skip
-    survey = (rows_x + rows_y // ce) // RECORD_ROWS
-    return Grid(split, survey, blocks * -(-slices // run), end)
+    survey = (rows_x + rows_y // ce) // record_rows + int(all(edges(problem, tile)))
+    return Grid(split, record_rows, survey, 0 if short else blocks * -(-slices // run), end)

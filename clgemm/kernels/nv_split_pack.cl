@@ -1,183 +1,71 @@
-// nv_split, second kernel: split rows into parts of two bytes, in the layout the tensor cores read.
+// nv_split, second kernel: split rows into parts, in the layout the tensor cores read.
 //
 // A work-group takes 64 rows of a strip and `run` slices of 64 reals; a work-item takes chunks of 8
-// reals and writes 16 bytes a part:
-//
-//      fp16   x = h0 + h1 * 2^-11        both rounded to nearest
-//      bf16   x = b0 + b1 + b2           likewise; nothing of a float's 24 bits is lost
-//
-// after x was scaled by the power of two that brings its row's largest element to the target.
-// A strip is written as fp16 if its spread allows it, and as bf16 if its own spread or that of any
-// strip it may meet does not.
-
-// In a strip of Y rows are stored so that a work-item's accumulators are four neighbours in C:
-// stored row 0 1 2 3 4 5 6 7 | 8 9 10 11 12 13 14 15 of sixteen holds
-//     row    0 1 4 5 8 9 12 13 | 2 3 6 7 10 11 14 15
-INLINE int stored_row(int row)
-{
-    return (row & ~15) + ((row & 7) >> 1) * 4 + (row & 1) + (row >> 3 & 1) * 2;
-}
+// reals.  A strip is written as fp16 if its spread allows it, and as bf16 if its own spread or that of
+// any strip it may meet does not.
 
 #define PACK_ITEMS 256
 #define CHUNKS (64 * 64 / 8)
 #define TILE_REALS (64 * 65 + 32)
-#define READS (8 / CE)       // elements that a work-item has under way; divides all tiles
-#define WIDE_READS (4 / CE)  // the same in vectors of 16 bytes
-
-#ifndef NVIDIA_PTX
-#ifdef __NV_CL_C_VERSION
-#define NVIDIA_PTX 1
-#else
-#define NVIDIA_PTX 0  // 1: conversions of two numbers by one instruction
-#endif
-#endif
-
-// Two floats rounded to fp16, the first in the low half; and back.
-INLINE uint to_half2(float x, float y)
-{
-    uint pair;
-#if NVIDIA_PTX
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
-#else
-    ushort h[2];
-    vstore_half_rte(x, 0, (half *)h);
-    vstore_half_rte(y, 1, (half *)h);
-    pair = h[0] | (uint)h[1] << 16;
-#endif
-    return pair;
-}
-
-INLINE float2 from_half2(uint pair)
-{
-    float2 x;
-#if NVIDIA_PTX
-    asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }"
-        : "=f"(x.x), "=f"(x.y)
-        : "r"(pair));
-#else
-    const ushort h[2] = {(ushort)pair, (ushort)(pair >> 16)};
-    x.x = vload_half(0, (const half *)h);
-    x.y = vload_half(1, (const half *)h);
-#endif
-    return x;
-}
-
-// Rounded to bf16, as a float.
-INLINE float to_bf16(float x)
-{
-    const uint bits = as_uint(x);
-    return as_float((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
-}
-
-INLINE uint bf16_pair(float x, float y)
-{
-    return as_uint(x) >> 16 | as_uint(y);
-}
-
-// x * 2^e, in two factors: e alone may be beyond a float's exponents.
-INLINE float times_power(float x, int e)
-{
-    const int half_e = e / 2;
-    return x * as_float((uint)(half_e + 127) << 23) * as_float((uint)(e - half_e + 127) << 23);
-}
-
-INLINE void store_fp16(__global uchar *panel, int height, int row, int c, const float x[8], int e)
-{
-    uint parts[2][4];
-    UNROLL
-    for (int q = 0; q < 4; q++) {
-        const float u = times_power(x[2 * q], e), v = times_power(x[2 * q + 1], e);
-        const uint high = to_half2(u, v);
-        const float2 back = from_half2(high);
-        parts[0][q] = high;
-        parts[1][q] = to_half2((u - back.x) * 0x1p11f, (v - back.y) * 0x1p11f);
-    }
-    UNROLL
-    for (int part = 0; part < 2; part++)
-        *(__global uint4 *)(panel + part * height * 128 + row * 128 + (c ^ (row & 7)) * 16) =
-            (uint4)(parts[part][0], parts[part][1], parts[part][2], parts[part][3]);
-}
-
-INLINE void store_bf16(__global uchar *panel, int height, int row, int c, const float x[8], int e)
-{
-    uint parts[3][4];
-    UNROLL
-    for (int q = 0; q < 4; q++) {
-        float u = times_power(x[2 * q], e), v = times_power(x[2 * q + 1], e);
-        UNROLL
-        for (int part = 0; part < 3; part++) {
-            const float bu = to_bf16(u), bv = to_bf16(v);
-            parts[part][q] = bf16_pair(bu, bv);
-            u -= bu;
-            v -= bv;
-        }
-    }
-    panel += (c >> 2) * 3 * height * 64;  // the second 32 reals are a slice of their own
-    UNROLL
-    for (int part = 0; part < 3; part++)
-        *(__global uint4 *)(panel + part * height * 64 + row * 64 +
-                            ((c & 3) ^ (row >> 1 & 3)) * 16) =
-            (uint4)(parts[part][0], parts[part][1], parts[part][2], parts[part][3]);
-}
-
-// What 8 reals of a row of elements are in a row of the real problem.
-INLINE void expand(float x[8], int is_y, int conj, int imaginary)
-{
-#if IS_COMPLEX
-    UNROLL
-    for (int q = 0; q < 4; q++) {
-        const float re = x[2 * q], im = conj ? -x[2 * q + 1] : x[2 * q + 1];
-        x[2 * q] = imaginary ? im : re;
-        x[2 * q + 1] = imaginary ? re : is_y ? -im : im;
-    }
-#endif
-}
+#define LOG2_DEPTH (IS_COMPLEX ? 5 : 6)    // of a tile, in elements
+#define READS (IS_COMPLEX ? 4 : 8)        // elements a work-item has under way; divides all tiles
+#define WIDE_READS (4 / CE)                // the same in vectors of 16 bytes
 
 // Copy rows row0 ... and elements p0 ... to local memory, zero where the matrix ends.  A line of the
 // tile is a line of memory; the skew lets both kinds of tile be read without bank conflicts.
 #define LINE(i, along_k, width) ((i) * (width) + ((along_k) ? (i) : (i) / (8 / CE) * 4))
+
 INLINE void load_tile(__local float *tile, const Operand *o, long row0, int rows, long p0, long k,
                       int aligned)
 {
-    const int depth = 64 / CE, width = o->along_k ? depth : rows;
-    if (!o->along_k && aligned && row0 + rows <= o->rows && p0 + depth <= k) {
-        const int vectors = width / WIDE;  // of a line
-        for (int e0 = get_local_id(0); e0 < vectors * depth; e0 += PACK_ITEMS * WIDE_READS) {
+    const int depth = 64 / CE, log2_width = !o->along_k && rows == 64 ? 6 : LOG2_DEPTH;
+    const int width = 1 << log2_width, lines = o->along_k ? rows : depth;
+    const int rows_left = (int)min((long)rows, o->rows - row0);
+    const int depth_left = (int)min((long)depth, k - p0), item = get_local_id(0);
+    __global const ELEM *from =
+        o->x + (o->along_k ? row0 * o->ld + p0 : row0 + p0 * o->ld);
+    if (!o->along_k && aligned && rows_left == rows && depth_left == depth) {
+        const int f = item % (width / WIDE) * WIDE, step = PACK_ITEMS * WIDE / width;
+        from += f;
+        for (int i = item / (width / WIDE); i < lines; i += WIDE_READS * step) {
             float4 v[WIDE_READS];
             UNROLL
-            for (int u = 0; u < WIDE_READS; u++) {
-                const int e = e0 + u * PACK_ITEMS, f = e % vectors * WIDE, i = e / vectors;
-                v[u] = *(__global const float4 *)(o->x + row0 + f + (p0 + i) * o->ld);
-            }
+            for (int u = 0; u < WIDE_READS; u++)
+                v[u] = *(__global const float4 *)(from + (i + u * step) * o->ld);
             UNROLL
-            for (int u = 0; u < WIDE_READS; u++) {
-                const int e = e0 + u * PACK_ITEMS, f = e % vectors * 4, i = e / vectors;
-                *(__local float4 *)(tile + LINE(i, 0, width * CE) + f) = v[u];
-            }
+            for (int u = 0; u < WIDE_READS; u++)
+                *(__local float4 *)(tile + LINE(i + u * step, 0, width * CE) + f * CE) = v[u];
         }
         return;
     }
-    for (int e0 = get_local_id(0); e0 < rows * depth; e0 += PACK_ITEMS * READS) {
+    const int f = item % width, step = PACK_ITEMS / width;
+    const int lines_left = f >= (o->along_k ? depth_left : rows_left) ? 0
+                           : o->along_k                               ? rows_left
+                                                                      : depth_left;
+    const long hop = step * o->ld;
+    from += f + item / width * o->ld;
+#pragma unroll 1
+    for (int i = item / width; i < lines; i += READS * step) {
+        __local float *to = tile + LINE(i, o->along_k, width * CE) + f * CE;
         ELEM v[READS];
         UNROLL
         for (int u = 0; u < READS; u++) {
-            const int e = e0 + u * PACK_ITEMS, f = e % width, i = e / width;
-            const long row = row0 + (o->along_k ? i : f), p = p0 + (o->along_k ? f : i);
             v[u] = (ELEM)(0);
-            if (row < o->rows && p < k)
-                v[u] = o->x[o->along_k ? row * o->ld + p : row + p * o->ld];
+            if (i + u * step < lines_left)
+                v[u] = *from;
+            from += hop;
         }
         UNROLL
         for (int u = 0; u < READS; u++) {
-            const int e = e0 + u * PACK_ITEMS;
-            __local float *to =
-                tile + LINE(e / width, o->along_k, width * CE) + e % width * CE;
 #if IS_COMPLEX
             to[0] = v[u].x;
             to[1] = v[u].y;
 #else
             to[0] = v[u];
 #endif
+            // Lines of a turn are as far apart as those of the first: `step` is at most 8 / CE, or
+            // a multiple of it.
+            to += LINE((u + 1) * step, o->along_k, width * CE) - LINE(u * step, o->along_k, width * CE);
         }
     }
 }
@@ -238,7 +126,7 @@ void nv_split_pack(GEMM_ARGS, const Split s, __global uchar *scratch)
 #pragma unroll 1
         for (int u = 0; u < CHUNKS / PACK_ITEMS; u++) {
             const int chunk = item + u * PACK_ITEMS, c = chunk % 8, stored = chunk / 8;
-            const int row = is_y ? stored_row(stored) : stored, i = is_y ? row / CE : row;
+            const int row = is_y ? row_of_place(stored) : stored, i = is_y ? row / CE : row;
             float x[8];
             if (direct) {
                 __global const float4 *from =

@@ -27,12 +27,6 @@ INLINE float unscaled(float x, int e)
     return x * as_float((first + 127) << 23) * as_float((limited - first + 127) << 23);
 }
 
-typedef union {
-    float4 all;
-    float real[4];
-    ELEM elem[4 / CE];
-} Four;
-
 // alpha * ab + beta * c for four neighbours in a column of C.
 INLINE Four combined(Four ab, Four c, ELEM alpha, ELEM beta, int beta_is)
 {
@@ -45,7 +39,7 @@ INLINE Four combined(Four ab, Four c, ELEM alpha, ELEM beta, int beta_is)
     return ab;
 }
 
-// Where a work-item's part of a tile goes, from its first element on.
+// Where a work-item's part of a tile goes, from its first element on; its warp's part if STAGED.
 typedef struct {
     __global float *c;
     __global const int *ex, *ey;  // exponents of its rows and columns
@@ -54,8 +48,8 @@ typedef struct {
 } Place;
 
 // Unscale and store; `whole`: all of it is inside C, and C is aligned to 16 bytes.
-INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mode, ELEM alpha, ELEM beta,
-                       const int whole)
+INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, __local float *stage,
+                       int mode, ELEM alpha, ELEM beta, const int whole)
 {
     const int beta_is = beta_class(beta);
     const int unscale = mode == MODE_FP16 ? -2 * TARGET_FP16 : -2 * TARGET_BF16;
@@ -86,6 +80,9 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mod
                 if (beta_is != BETA_ZERO)
                     old.all = *(__global float4 *)at;
                 *(__global float4 *)at = combined(ab, old, alpha, beta, beta_is).all;
+            } else if (STAGED) {
+                store_elements(ab, stage, work_item() & 31, (__global ELEM *)at, to->step / CE,
+                               to->rows - ROW_STEP(i), to->columns - j * 16, alpha, beta, beta_is);
             } else if (ROW_STEP(i) < to->rows) {
                 if (beta_is != BETA_ZERO)
                     UNROLL
@@ -109,9 +106,10 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mod
 }
 
 // A computed segment: leave a partial tile for its owner, or add what others left and store the tile.
+// `stage`: WARP_REALS of local memory for each warp, if STAGED.
 INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const Split *s,
-                           __local const Segment *t, __global uchar *scratch, __global ELEM *c,
-                           ELEM alpha, ELEM beta)
+                           __local const Segment *t, __local float *stage, __global uchar *scratch,
+                           __global ELEM *c, ELEM alpha, ELEM beta)
 {
     const int me = work_item(), worker = get_group_id(0);
     __global float *partials = (__global float *)(scratch + s->partials) + me;
@@ -143,7 +141,8 @@ INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const
     }
 
     const int strip_x = t->copy_x * s->strips_x + t->x, strip_y = t->copy_y * s->strips_y + t->y;
-    const long u = (long)t->x * BX + row_of(me), v = (long)t->y * BY + column_of(me);
+    const int first = STAGED ? me & ~31 : me;
+    const long u = (long)t->x * BX + row_of(first), v = (long)t->y * BY + column_of(first);
     Place to;
     to.c = (__global float *)(c + g->offset_c + t->entry * g->stride_c + u * g->ldc) + v;
     to.ex = (__global const int *)(scratch + s->exponents_x) + strip_x * ROWS_X + row_of(me);
@@ -151,9 +150,10 @@ INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const
     to.step = g->ldc * CE;
     to.rows = (int)min((long)BX, g->n - u);
     to.columns = (int)min((long)BY, g->m * CE - v);
-    if ((long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
+    stage += STAGED ? (me >> 5) * WARP_REALS : 0;
+    if (!STAGED && (long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
         !((ulong)to.c & 15) && !(to.step & 3))
-        store_tile(acc, &to, t->mode, alpha, beta, 1);
+        store_tile(acc, &to, stage, t->mode, alpha, beta, 1);
     else
-        store_tile(acc, &to, t->mode, alpha, beta, 0);
+        store_tile(acc, &to, stage, t->mode, alpha, beta, 0);
 }

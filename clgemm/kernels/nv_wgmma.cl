@@ -16,8 +16,8 @@
 #define BLOCKS MI
 
 // Where the accumulators [BLOCKS][ACCUMULATORS] of a work-item lie in a tile: 2 * BLOCKS rows, from
-// row_of at ROW_STEP(i), and of each the columns column_of + 16 * j + 0, 1, 2, 3 (see stored_row in
-// nv_split_pack.cl) for j in ACCUMULATORS / 8.
+// row_of at ROW_STEP(i), and of each the columns column_of + 16 * j + 0, 1, 2, 3 (see row_of_place
+// in nv_split_parts.cl) for j in ACCUMULATORS / 8.
 INLINE int row_of(int item)
 {
     return (item >> 7) * MI * 64 + (item >> 5 & 3) * 16 + (item >> 2 & 7);
