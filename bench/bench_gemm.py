@@ -38,6 +38,7 @@ from clgemm.tuning import timing, tuner
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+PEERS_SECONDS = 0.2  # that threads of SciPy in another process spin on for
 SQUARES = (256, 512, 1024, 2048, 4096)
 SKINNY = ((37, 4096, 513), (4096, 37, 513), (4096, 4096, 32), (64, 64, 65536))
 
@@ -184,10 +185,12 @@ def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
     blocks: dict[str, list[timing.Timing]] = {}
     for _ in range(rounds):
         for name, run in (("clgemm", work.clgemm), ("SciPy", work.scipy)):
-            time.sleep(timing.PAUSE)
+            timing.settle()
+            time.sleep(PEERS_SECONDS if peers else 0)
             blocks.setdefault(name, []).append(timing.quiet_measure(run))
         for peer in peers:
-            time.sleep(timing.PAUSE)
+            timing.settle()
+            time.sleep(PEERS_SECONDS if peers else 0)
             blocks.setdefault(peer.name, []).append(peer.measure(case))
     seconds = {name: statistics.median(t.median for t in ts) for name, ts in blocks.items()}
     rejected = sum(t.rejected for ts in blocks.values() for t in ts)

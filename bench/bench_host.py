@@ -76,7 +76,7 @@ def alternating(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str,
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            time.sleep(timing.PAUSE)  # OpenBLAS' threads spin on for so long
+            timing.settle()
             times[name].append(block(run, counts[name]))
     return {name: statistics.median(t) for name, t in times.items()}
 

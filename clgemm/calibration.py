@@ -46,10 +46,10 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 """Small first: what would take too long is left out, with all that is larger."""
 ELEMENTS = 1024**2
-ROUNDS = 3  # a burst of foreign load spoils one of them
+ROUNDS = 2  # of each side: a burst of foreign load spoils one of them
 RETRIES = 3  # before larger shapes are given up
 LEAST, MOST = 2, 8  # runs of each side, shape and round
-BLOCK_SECONDS = 0.0006  # of them in all, if they are short
+BLOCK_SECONDS = 0.001  # of them in all, if they are short
 LONG = 0.003  # seconds: longer products are timed in the first round only
 LONGEST = 0.025  # seconds that one product may take
 ENOUGH = 4  # measurements on a busy machine, of which the least times stay
@@ -169,10 +169,10 @@ def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> 
 
 
 def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
-    """Time whole products of a few shapes on both sides, in turn.
+    """Time whole products of a few shapes on both sides.
 
-    A machine's cores get faster and slower together, so neither side may have a moment of its own;
-    and since noise only adds, the least time stands for each.
+    The device comes first: behind the host's BLAS, whose threads spin on, it would seem half as
+    fast.  Noise only adds: the least time stands for each.
     """
     rng = np.random.default_rng(11)
     a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
@@ -184,25 +184,29 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
     def by_host(x: NDArray[Any], y: NDArray[Any]) -> None:
         routine(1.0, x, y)
 
-    times: dict[Shape, tuple[list[float], list[float]]] = {}
-    for turn in range(ROUNDS):
-        for shape in SHAPES[: len(times)] if turn else SHAPES:
-            slowest = max(map(min, times.get(shape, ())), default=0.0)
-            if turn and slowest > LONG:
-                continue
-            m, n, k = shape
-            x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
-            sides = times.setdefault(shape, ([], []))
-            for _ in range(RETRIES):
-                for side, gemm in zip(sides, (by_host, by_device), strict=True):
-                    side.extend(_timed(gemm, x, y))
-                if turn or _next(times, shape) <= LONGEST:
-                    break
-            else:  # what is larger would take too long, and not for a moment's noise alone
+    host: dict[Shape, float] = {}
+    device: dict[Shape, float] = {}
+    timing.settle()
+    for gemm, times in ((by_device, device), (by_host, host)):
+        for _ in range(ROUNDS):
+            _pass(gemm, a, b, times)
+    return BreakEven(Curve.fitted(host), Curve.fitted(device))
+
+
+def _pass(gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float]) -> None:
+    """Time every shape that is not too large, or was timed before and is not long."""
+    again = bool(least)
+    for shape in list(least) if again else SHAPES:
+        if again and least[shape] > LONG:
+            continue
+        m, n, k = shape
+        x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
+        for _ in range(RETRIES):
+            least[shape] = min(least.get(shape, math.inf), *_timed(gemm, x, y))
+            if again or _next(shape, least[shape]) <= LONGEST:
                 break
-    return BreakEven(
-        *(Curve.fitted({shape: min(t[side]) for shape, t in times.items()}) for side in range(2))
-    )
+        else:  # what is larger would take too long, and not for a moment's noise alone
+            return
 
 
 def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
@@ -215,9 +219,7 @@ def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
     return found
 
 
-def _next(times: dict[Shape, tuple[list[float], list[float]]], last: Shape) -> float:
-    """Predict the seconds of the shape that follows `last`, at the slower side's rate."""
-    following = SHAPES[SHAPES.index(last) + 1 :]
-    if not following:
-        return 0.0
-    return max(map(min, times[last])) * math.prod(following[0]) / math.prod(last)
+def _next(shape: Shape, seconds: float) -> float:
+    """Predict the seconds of the shape that follows one, at the same rate."""
+    following = SHAPES[SHAPES.index(shape) + 1 :]
+    return seconds * math.prod(following[0]) / math.prod(shape) if following else 0.0

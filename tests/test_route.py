@@ -16,7 +16,7 @@ import clgemm
 from clgemm import _explain, calibration, cli, driver, host, host_blas, small
 from clgemm.breakeven import BreakEven, Curve, counts
 from clgemm.problem import PRECISIONS
-from clgemm.route import SMALL_FLOPS, SMALL_WITH_COPIES, TIE, route
+from clgemm.route import SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, timing
 
@@ -59,18 +59,20 @@ def test_by_wish():
     assert route(CPU, square(512), "host", never).where == "host"
 
 
-def test_the_faster_one_is_taken():
+@pytest.mark.parametrize(("traits", "share"), [(CPU, WORTH), (GPU, TIE)], ids=["CPU", "GPU"])
+def test_the_faster_one_is_taken(traits, share):
+    """A CPU device only if it is clearly faster, since it shares the cores."""
     found = ideal()
     for n in range(65, 600, 5):
         g = square(n)
-        decision = route(CPU, g, "auto", lambda: found)
+        decision = route(traits, g, "auto", lambda: found)
         host, device = decision.host_seconds, decision.device_seconds
-        assert decision.where == ("device" if device <= TIE * host else "host")
+        assert decision.where == ("device" if device <= share * host else "host")
         exact = [sum(map(float.__mul__, r, map(float, counts(n, n, n)))) for r in
                  (HOST_RATES, DEVICE_RATES)]  # fmt: skip
         np.testing.assert_allclose((host, device), exact, rtol=1e-6)
-    assert where(CPU, square(80), "auto", found) == "host"
-    assert where(CPU, square(300), "auto", found) == "device"
+    assert where(traits, square(80), "auto", found) == "host"
+    assert where(traits, square(300), "auto", found) == "device"
 
 
 def test_a_stack_is_launched_once():

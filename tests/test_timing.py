@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -191,3 +193,21 @@ def test_what_is_timed_is_what_the_driver_runs(session):
         course.time_shape(config, Shape(40, 30, 20), seconds=0.0)
     assert seen
     assert all(problem.aligned for problem in seen)
+
+
+def test_settling_waits_for_threads_that_spin():
+    """As OpenBLAS' do for a while after a call."""
+    end = time.perf_counter() + 0.1
+
+    def spin():
+        while time.perf_counter() < end:
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    timing.settle(most=5)
+    assert time.perf_counter() >= end
+    thread.join()
+    before = time.perf_counter()
+    timing.settle(most=0)
+    assert time.perf_counter() - before < 1

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 PAUSE = 0.06  # seconds; OpenBLAS' workers spin that long after a call, on cores others need
+SETTLE_SECONDS, SETTLE_STEP = 0.4, 0.01  # that threads may spin on for, at most; and each look
 FOREIGN_SHARE = 0.08  # of one core: more than this taken by other processes spoils a block
 BLOCK_SECONDS = 0.12
 STEADY = 0.04  # a median this much above the least time is a quiet machine's
@@ -103,6 +104,20 @@ def _settled(
     return of_times(times).spread <= STEADY
 
 
+def settle(most: float = SETTLE_SECONDS) -> None:
+    """Wait until no thread of this process computes.
+
+    OpenBLAS' threads spin on for 0.1 s or more after a call, on cores that others then lack: a CPU
+    device computes with one core of two meanwhile.
+    """
+    deadline = time.perf_counter() + most
+    while time.perf_counter() < deadline:
+        before = time.process_time()
+        time.sleep(SETTLE_STEP)
+        if time.process_time() - before < SETTLE_STEP / 4:
+            return
+
+
 class Neighbours:
     """Watches how much of the machine other processes take from now on."""
 
@@ -184,7 +199,7 @@ def side_by_side(
     blocks: dict[str, list[Timing]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            time.sleep(PAUSE)
+            settle()
             blocks[name].append(quiet_measure(run, seconds=seconds))
     return {
         name: Timing(
