@@ -123,12 +123,16 @@ class Campaign:
         Each winner is checked in all transposes, which builds more kernels and takes no longer
         than the longest trial.  The caller need not build: what passed is kept on disk.
         """
-        longest = max(self._later(), default=SOME_SECONDS)
         racing = RACE_SHARE * min(1.0, len(self._search.results()) / RACERS)
-        return (1 - racing) * self._effort.seconds - self._passed() - (1 + WINNERS) * longest
+        return (
+            (1 - racing) * self._effort.seconds - self._passed() - (1 + WINNERS) * self._longest()
+        )
 
     def _typical(self) -> float:
         return max(SOME_SECONDS, statistics.median(self._later() or [0.0]))
+
+    def _longest(self) -> float:
+        return max(self._later(), default=SOME_SECONDS)
 
     def _later(self) -> list[float]:
         """Return what trials took but the first, which made the operands as well."""
@@ -196,14 +200,8 @@ class Campaign:
         return outcome
 
     def _race(self, worker: Worker) -> dict[Config, dict[str, float]]:
-        """Time the finalists with every shape, in turns, so that what disturbs one disturbs all.
-
-        Returns
-        -------
-        dict
-            Seconds by shape, by configuration, without those that failed.
-        """
-        finalists, budget = self._search.finalists(RACERS), self._effort.seconds
+        """Time the finalists with every shape, in turns, so that what disturbs one disturbs all."""
+        finalists, budget = self._search.finalists(RACERS), self._effort.seconds - self._longest()
         ends = itertools.accumulate((self._durations[c] for c in finalists), initial=self._passed())
         racers = [c for c, end in zip(finalists, list(ends)[1:], strict=True) if end < budget]
         if len(racers) < 2:
