@@ -6,6 +6,7 @@ A tile sets out as soon as a slot is free, a step is launched as soon as its til
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,8 @@ from clgemm.runtime.workspace import QueueWorkspace
 from clgemm.transfer import parts
 
 if TYPE_CHECKING:
+    import threading
+
     from numpy.typing import NDArray
 
     from clgemm.execute import Ready
@@ -40,6 +43,8 @@ class Arrays(NamedTuple):
     b: NDArray[Any]
     beta: complex
     c: NDArray[Any]
+    stop: threading.Event | None = None
+    """Set when nobody wants the result any more."""
 
     def part(self, c: Tile) -> Arrays:
         """Return what a tile of C is computed from."""
@@ -105,6 +110,7 @@ class Flow:
                 self._run_in_line()
                 return
             while not self._is_done():
+                self._heed()
                 happened = self._notice_ends() | self._claim() | self._launch()
                 awaited = next(iter(self._launched[self._ended :]), None)
                 self._traffic.turn(awaited, patient=not happened)
@@ -115,6 +121,11 @@ class Flow:
             raise
         finally:
             self._traffic.close()
+
+    def _heed(self) -> None:
+        """End the call if nobody wants its result any more."""
+        if self._arrays.stop is not None and self._arrays.stop.is_set():
+            raise CancelledError
 
     def _run_in_line(self) -> None:
         """Do all in this thread, on one queue, which runs in order: for what is soon done."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from clgemm.slices import Span, Tile
@@ -142,7 +142,8 @@ class Several:
     def run(self, arrays: Arrays) -> None:
         """Compute; C is written where it lies, and read only if beta is not 0."""
         waiting = {id(share): deque(share.tiles) for share in self.shares}
-        stop = threading.Event()
+        stop = threading.Event()  # one device failed, or Ctrl-C was heard: the others end early
+        arrays = arrays._replace(stop=stop)
 
         def work(share: Share, runners: dict[tuple[int, ...], Runner]) -> None:
             queue = waiting[id(share)]
@@ -156,10 +157,13 @@ class Several:
         with ThreadPoolExecutor(len(self.workers), "clgemm device") as pool:
             jobs = [pool.submit(work, *worker) for worker in self.workers]
             try:
-                for job in jobs:
-                    job.result()
+                wait(jobs, return_when=FIRST_EXCEPTION)
             finally:
                 stop.set()
+        errors = [error for error in (job.exception() for job in jobs) if error is not None]
+        # What was stopped says nothing of why.
+        for error in sorted(errors, key=lambda x: isinstance(x, CancelledError)):
+            raise error
 
 
 def _shape(tile: Tile) -> tuple[int, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from concurrent.futures import CancelledError
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,8 @@ from test_transfer import HOWS, matrices, memory_for, separate
 
 from clgemm import driver, flow, host
 from clgemm.errors import DeviceError
-from clgemm.problem import PRECISIONS
+from clgemm.pipeline import Pipeline
+from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import copiers, traffic
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl, load
@@ -277,6 +280,17 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
     staging = apart.copiers.staging
     assert len(staging._spare) == staging.count
     check(apart, "s", a, b, c)
+
+
+def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
+    a, b, c = operands(rng)
+    before, stop = c.copy(), threading.Event()
+    stop.set()
+    call = flow.Arrays(1.0, a, b, 0.5, np.asfortranarray(c), stop)
+    problem = describe(Operand(a), Operand(b), call.c, reads_c=True)
+    with pytest.raises(CancelledError):
+        Pipeline(apart, problem, driver.build).run(call)
+    np.testing.assert_array_equal(call.c, before)
 
 
 @pytest.mark.parametrize("room", [300 * KB, 1 << 30])

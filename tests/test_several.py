@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from typing import NamedTuple
 
 import numpy as np
@@ -148,3 +149,28 @@ def test_what_goes_wrong_on_one_device_is_raised_when_all_have_stopped():
     with pytest.raises(MemoryError, match="full"):
         Several(problem, members).run(arrays)
     assert len(log) == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_when_one_device_fails_the_others_hear_of_it(order):
+    problem, arrays, _ = case(4 * GRAIN, 1, 2)
+    heard, begun = [], threading.Event()
+
+    class Failing(Runner):
+        def run(self, _arrays):
+            assert begun.wait(20)
+            raise MemoryError("full")
+
+    class Listening(Runner):
+        def run(self, arrays):
+            begun.set()
+            heard.append(arrays.stop.wait(20))
+            raise CancelledError
+
+    members = [
+        Member("a", 1.0, copies=True, runner=lambda p: Failing(p, [])),
+        Member("b", 1.0, copies=True, runner=lambda p: Listening(p, [])),
+    ]
+    with pytest.raises(MemoryError, match="full"):
+        Several(problem, members[::order]).run(arrays)
+    assert heard == [True]
