@@ -171,8 +171,8 @@ def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> 
 def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
     """Time whole products of a few shapes on both sides.
 
-    The device comes first: behind the host's BLAS, whose threads spin on, it would seem half as
-    fast.  Noise only adds: the least time stands for each.
+    Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
+    only adds: the least time stands for each.
     """
     rng = np.random.default_rng(11)
     a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
@@ -186,8 +186,8 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
 
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
-    timing.settle()
     for gemm, times in ((by_device, device), (by_host, host)):
+        timing.settle()
         for _ in range(ROUNDS):
             _pass(gemm, a, b, times)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
@@ -196,9 +196,9 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
 def _pass(gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float]) -> None:
     """Time every shape that is not too large, or was timed before and is not long."""
     again = bool(least)
-    for shape in list(least) if again else SHAPES:
-        if again and least[shape] > LONG:
-            continue
+    for place, shape in enumerate(list(least) if again else SHAPES):
+        if again and min(list(least.values())[place:]) > LONG:
+            return
         m, n, k = shape
         x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
         for _ in range(RETRIES):
