@@ -15,10 +15,11 @@ import scipy
 import scipy.linalg.blas
 
 from clgemm import blas, cli_cache, cli_tune, settings
-from clgemm._explain import of_shape
+from clgemm._explain import explain, of_shape
 from clgemm._version import __version__
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.problem import PRECISIONS, Precision
+from clgemm.route import HOST
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, timing, tuner
@@ -143,6 +144,8 @@ def _demo_line(precision: Precision, n: int) -> bool:
     )
     ratio = times["SciPy"].median / times["clgemm"].median
     noisy = "  (noisy machine)" if any(t.noisy for t in times.values()) else ""
+    if explain(a, b, np.empty((n, n), precision.dtype, "F")).route == HOST:
+        noisy += "  (left to SciPy, which is as fast here)"
     print(f"{precision.code}gemm    {columns} {ratio:8.2f}x  {error:.1e}{noisy}", flush=True)
     return error <= 1
 
