@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from clgemm.breakeven import TIE, WORTH
+from clgemm.breakeven import SHORT, TIE, WORTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Dec
         where = HOST if problem.flops <= small else DEVICE
         return Decision(where, "by size alone: nothing is measured here")
     host, device = found.host_seconds(problem), found.device_seconds(problem)
-    if device <= (WORTH if traits.kind == "cpu" else TIE) * host:
+    if device <= (WORTH if traits.kind == "cpu" and host < SHORT else TIE) * host:
         why = "the device is faster" if device < host else "the host is hardly faster"
         return Decision(DEVICE, why, host, device)
     why = "the host's BLAS is faster" if host < device else "the device is hardly faster"

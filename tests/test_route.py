@@ -16,7 +16,7 @@ import clgemm
 from clgemm import _explain, calibration, cli, driver, host, host_blas, small
 from clgemm.breakeven import BreakEven, Curve, counts
 from clgemm.problem import PRECISIONS
-from clgemm.route import SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
+from clgemm.route import SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.runtime import session as sessions
 from clgemm.tuning import lookup, timing
 
@@ -61,18 +61,31 @@ def test_by_wish():
 
 @pytest.mark.parametrize(("traits", "share"), [(CPU, WORTH), (GPU, TIE)], ids=["CPU", "GPU"])
 def test_the_faster_one_is_taken(traits, share):
-    """A CPU device only if it is clearly faster, since it shares the cores."""
+    """A CPU device for short products only if it is clearly faster, since it shares the cores."""
     found = ideal()
     for n in range(65, 600, 5):
         g = square(n)
         decision = route(traits, g, "auto", lambda: found)
         host, device = decision.host_seconds, decision.device_seconds
-        assert decision.where == ("device" if device <= share * host else "host")
+        limit = share if host < SHORT else TIE
+        assert decision.where == ("device" if device <= limit * host else "host")
         exact = [sum(map(float.__mul__, r, map(float, counts(n, n, n)))) for r in
                  (HOST_RATES, DEVICE_RATES)]  # fmt: skip
         np.testing.assert_allclose((host, device), exact, rtol=1e-6)
     assert where(traits, square(80), "auto", found) == "host"
     assert where(traits, square(300), "auto", found) == "device"
+
+
+@pytest.mark.parametrize("gain", [0.99, 1.02])
+def test_where_both_are_as_fast_a_cpu_device_takes_what_is_long(gain):
+    shapes = [(n, n, n) for n in (64, 128, 256, 512, 1024)]
+    host = {shape: 1e-5 + shape[0] ** 3 / 1e11 for shape in shapes}
+    found = BreakEven(
+        Curve.fitted(host), Curve.fitted({shape: gain * t for shape, t in host.items()})
+    )
+    assert where(CPU, square(200), "auto", found) == "host"
+    assert where(CPU, square(1000), "auto", found) == "device"
+    assert where(CPU, square(3000), "auto", found) == "device"
 
 
 def test_a_stack_is_launched_once():
