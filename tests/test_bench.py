@@ -23,13 +23,13 @@ if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_host, bench_ladder, device_cases, device_peers, device_report, device_rows, on_device = (
-    import_module(name)
-    for name in (
-        "bench_host", "bench_ladder", "device_cases", "device_peers", "device_report",
-        "device_rows", "on_device",
-    )
-)  # fmt: skip
+bench_host, bench_ladder, bench_several = map(
+    import_module, ("bench_host", "bench_ladder", "bench_several")
+)
+device_cases, device_peers, device_report, device_rows, on_device = map(
+    import_module,
+    ("device_cases", "device_peers", "device_report", "device_rows", "on_device"),
+)
 
 LARGE = replace(GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0))
 SMALL = replace(GPU, max_work_group_size=256, local_memory=32 << 10)
@@ -187,3 +187,18 @@ def test_the_bench_of_memory_counts_from_the_hundredth_call(session):
         found = bench_host.memory_kept(session, 300, 25)
     assert [mark["calls"] for mark in found["marks"]] == [100, 150, 300]
     assert all(mark["resident"] > 1e6 for mark in found["marks"])
+
+
+def test_the_bench_of_several_devices_times_what_is_right(session, monkeypatch, capsys):
+    monkeypatch.setattr(sessions, "_current", session)
+    monkeypatch.setattr(
+        sys, "argv", ["bench_several.py", "--one", "--n", "70", "--precision", "s", "--rounds", "2"]
+    )
+    assert bench_several.main() == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["devices"] == [session.traits.describe()]
+    assert len(row["seconds"]) == 2
+    assert 0 < row["error"] <= 1
+    monkeypatch.setattr(bench_several.clgemm, "matmul", lambda a, b: 1.001 * (a @ b))
+    with pytest.raises(SystemExit, match="WRONG"):
+        bench_several.main()
