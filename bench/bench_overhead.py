@@ -59,8 +59,8 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
     driver.gemm(1.0, a, b, 0.0, c)
     known = next(
         known
-        for key, known in session.known.items()
-        if key[1] == precision.dtype and key[5] == a.shape and known.ready is not None
+        for known in session.known.values()
+        if known.problem[:4] == (code, n, n, n) and known.ready is not None
     )
     ready = known.ready
     if not isinstance(ready, Ready):

@@ -23,8 +23,8 @@ if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_host, bench_ladder, bench_several = map(
-    import_module, ("bench_host", "bench_ladder", "bench_several")
+bench_host, bench_ladder, bench_overhead, bench_several = map(
+    import_module, ("bench_host", "bench_ladder", "bench_overhead", "bench_several")
 )
 device_cases, device_peers, device_report, device_rows, on_device = map(
     import_module,
@@ -202,3 +202,14 @@ def test_the_bench_of_several_devices_times_what_is_right(session, monkeypatch, 
     monkeypatch.setattr(bench_several.clgemm, "matmul", lambda a, b: 1.001 * (a @ b))
     with pytest.raises(SystemExit, match="WRONG"):
         bench_several.main()
+
+
+def test_every_stage_of_a_call_is_run(session, monkeypatch):
+    if not session.traits.unified_memory:
+        pytest.skip("calls with copies have other stages")
+    runs = []
+    monkeypatch.setattr(bench_overhead, "microseconds", lambda run: runs.append(run()) or 1.0)
+    with sessions.using(session):
+        found = bench_overhead.stages(session, "s", 8)
+    assert len(runs) == len(found) == 6
+    assert found["rest of driver"] == 1 - 3
