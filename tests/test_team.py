@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from helpers import run_python
+from helpers import GPU, run_python
 
 import clgemm
 from clgemm import team
-from clgemm.problem import BY_DTYPE
+from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, describe
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.runtime.session import Session
@@ -118,3 +121,44 @@ print(e)
     done = run_python(program, timeout=120, CLGEMM_DEVICE=names, CLGEMM_TUNE="off")
     assert done.returncode == 0, done.stderr
     assert "shared among devices" in done.stdout
+
+
+def shared(problem, sessions_and_seconds):
+    """Share a problem among devices that are not here, with these predicted times."""
+    predicted = {id(s): t for s, t in sessions_and_seconds}
+    return team.several(
+        [s for s, _ in sessions_and_seconds],
+        problem,
+        lambda session, _: SimpleNamespace(device_seconds=lambda _: predicted[id(session)]),
+        lambda _session, _problem: SimpleNamespace(run=lambda _arrays: None),
+    )
+
+
+def far_away(traits):
+    return SimpleNamespace(traits=traits)
+
+
+def problem_of(code, n):
+    dtype = PRECISIONS[code].dtype
+    a, b, c = (np.empty((n, n), dtype, "F") for _ in "abc")
+    return describe(Operand(a), Operand(b), c, reads_c=False)
+
+
+def test_shares_follow_the_measured_times():
+    fast, slow = far_away(GPU), far_away(replace(GPU, name="another"))
+    found = shared(problem_of("s", 4096), [(fast, 0.1), (slow, 0.3)])
+    assert [[t.columns.size for t in share.tiles] for share in found.shares] == [[3072], [1024]]
+
+
+def test_what_the_fastest_device_soon_has_done_is_not_shared():
+    pair = [far_away(GPU), far_away(replace(GPU, name="another"))]
+    times = [team.LEAST_SECONDS * 0.9, team.LEAST_SECONDS * 1.1]
+    assert shared(problem_of("s", 4096), list(zip(pair, times, strict=True))) is None
+
+
+def test_a_device_without_double_precision_takes_no_part_in_it():
+    able, unable = far_away(GPU), far_away(replace(GPU, name="another", fp64=False))
+    pair = [(able, 0.1), (unable, 0.1)]
+    assert shared(problem_of("d", 2048), pair) is None
+    assert shared(problem_of("z", 2048), pair) is None
+    assert len(shared(problem_of("s", 2048), pair).workers) == 2
