@@ -18,9 +18,8 @@ import cmath
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
-import scipy.linalg.blas
 
-from clgemm import device_arrays, driver, small
+from clgemm import device_arrays, driver, scipy_blas, small
 from clgemm.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
 from clgemm.errors import GemmArgumentError
 from clgemm.operands import is_device_array
@@ -236,10 +235,11 @@ def get_blas_funcs(
     >>> gemm is cgemm, gemv.typecode
     (True, 'c')
     """
+    scipys = scipy_blas.module().get_blas_funcs
     if isinstance(names, str):
-        return _chosen(names, scipy.linalg.blas.get_blas_funcs(names, arrays, dtype, ilp64))
+        return _chosen(names, scipys(names, arrays, dtype, ilp64))
     names = tuple(names)
-    functions = scipy.linalg.blas.get_blas_funcs(names, arrays, dtype, ilp64)
+    functions = scipys(names, arrays, dtype, ilp64)
     return [_chosen(name, function) for name, function in zip(names, functions, strict=True)]
 
 

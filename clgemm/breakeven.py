@@ -8,7 +8,6 @@ by how near the shapes are.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from clgemm import fitting
 from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -61,21 +61,8 @@ class Curve:
     @classmethod
     def fitted(cls, seconds: Mapping[Shape, float]) -> Curve:
         """Find the rates that explain the measured times best; relative errors count."""
-        times = np.array(list(seconds.values()))
-        rows = np.array([counts(*shape) for shape in seconds], float) / times[:, None]
-        best: tuple[float, ...] = (0.0,) * 4
-        least = math.inf
-        for size in range(1, min(4, len(times)) + 1):
-            for chosen in itertools.combinations(range(4), size):
-                part = rows[:, chosen]
-                scale = part.max(axis=0)
-                found = np.linalg.lstsq(part / scale, np.ones(len(times)), rcond=None)[0] / scale
-                error = float(np.sum((part @ found - 1) ** 2))
-                if np.all(found >= 0) and error < least:
-                    rates = np.zeros(4)
-                    rates[list(chosen)] = found
-                    best, least = tuple(rates.tolist()), error
-        return cls(best, dict(seconds))
+        rows = np.array([counts(*shape) for shape in seconds])
+        return cls(fitting.rates(rows, list(seconds.values())), dict(seconds))
 
     def one(self, m: int, n: int, k: int) -> float:
         """Predict one product."""

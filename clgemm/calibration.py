@@ -15,9 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import scipy.linalg.blas
 
-from clgemm import host_blas, settings
+from clgemm import host_blas, scipy_blas, settings
 from clgemm.breakeven import BreakEven, Curve
 from clgemm.tuning import lookup, timing, tuner
 from clgemm.tuning.files import replace
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 SHAPES: tuple[Shape, ...] = (
     (8, 8, 8), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 8, 2048), (128, 128, 128),
     (1, 512, 512), (512, 1, 512), (512, 512, 1), (192, 192, 192), (16, 512, 512), (512, 16, 512),
@@ -151,7 +150,7 @@ def _entries(store: Store) -> dict[str, Any]:
 def _read(store: Store, name: str, stamp: dict[str, Any]) -> _Measured | None:
     entry: Any = _entries(store).get(name)
     try:
-        if entry["stamp"] != stamp:
+        if entry["stamp"] != stamp or not host_blas.is_as_noted(entry["library"]):
             return None
         sides = (Curve.from_json(entry[side]) for side in BreakEven._fields)
         return _Measured(BreakEven(*sides), int(entry["tries"]))
@@ -161,7 +160,8 @@ def _read(store: Store, name: str, stamp: dict[str, Any]) -> _Measured | None:
 
 def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> None:
     sides = {side: curve.as_json() for side, curve in found.times._asdict().items()}
-    entries = _entries(store) | {name: {"stamp": stamp, "tries": found.tries} | sides}
+    head = {"stamp": stamp, "library": host_blas.library(), "tries": found.tries}
+    entries = _entries(store) | {name: head | sides}
     try:
         replace(_path(store), {"schema": SCHEMA, "precisions": entries})
     except OSError as error:  # a later process measures again, which is cheap
@@ -176,7 +176,7 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
     """
     rng = np.random.default_rng(11)
     a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
-    routine = getattr(scipy.linalg.blas, f"{precision.code}gemm")
+    routine = scipy_blas.gemm(precision.code)
 
     def by_device(x: NDArray[Any], y: NDArray[Any]) -> None:
         on_device(x, y, np.empty((x.shape[0], y.shape[1]), x.dtype, "F"))

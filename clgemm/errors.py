@@ -5,20 +5,13 @@ Every message says what was wrong, where, and what to do about it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, cast
 
-import scipy.linalg.blas
+from clgemm import scipy_blas
 
 if TYPE_CHECKING:
-
-    class _FblasError(Exception):
-        """Stands for SciPy's own class while types are checked."""
-
-else:
-    # SciPy's generated wrappers raise a class of their own, which is no ValueError.  A caller who
-    # catches that class must catch ours too; a SciPy without it leaves ValueError alone.
-    _module: Any = getattr(scipy.linalg.blas, "_fblas", None)
-    _FblasError = getattr(_module, "__fblas_error", None) or getattr(_module, "error", Exception)
+    from typing_extensions import Self
 
 
 class ClgemmError(Exception):
@@ -37,8 +30,28 @@ class TuningError(ClgemmError, RuntimeError):
     """No candidate survived a tuning run, or a tuning setting cannot be used."""
 
 
-class GemmArgumentError(ClgemmError, _FblasError, ValueError):
-    """A bad argument of a gemm call: derives from SciPy's error class and from ValueError."""
+class GemmArgumentError(ClgemmError, ValueError):
+    """A bad argument of a gemm call.
+
+    What is raised is an instance of SciPy's own error class as well, so whoever catches that one
+    catches it.  The two meet in a subclass that the first error makes: SciPy's is imported then.
+    """
+
+    def __new__(cls, *args: object) -> Self:
+        """Make an instance of the class that is SciPy's, too."""
+        kind = _argument_error() if cls is GemmArgumentError else cls
+        return cast("Self", super().__new__(kind, *args))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as this class, which other processes find by its name."""
+        return GemmArgumentError, self.args
+
+
+@functools.cache
+def _argument_error() -> type[GemmArgumentError]:
+    bases = (GemmArgumentError, scipy_blas.error_class())
+    names = {"__module__": __name__, "__doc__": GemmArgumentError.__doc__}
+    return cast("type[GemmArgumentError]", type(GemmArgumentError.__name__, bases, names))
 
 
 class ClgemmWarning(UserWarning):

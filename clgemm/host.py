@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.linalg.blas
+
+from clgemm import scipy_blas
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,10 +32,10 @@ def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: ND
     c : ndarray of shape (m, n), or a stack
         Overwritten.
     """
-    routine = getattr(scipy.linalg.blas, code + "gemm")
     if c.ndim > 2 and alpha == 1 and beta == 0 and not (a.conj or b.conj):
         np.matmul(a.data, b.data, out=c)  # loops in C
         return
+    routine = scipy_blas.gemm(code)
     if c.ndim == 2:
         _one(routine, alpha, a.data, a.conj, b.data, b.conj, beta, c)
         return

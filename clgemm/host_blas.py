@@ -7,9 +7,7 @@ import os
 import platform
 from typing import Any, NamedTuple
 
-import scipy
-import scipy.linalg
-
+from clgemm import scipy_blas
 from clgemm.runtime import processor
 
 # Two ways of naming OpenBLAS' functions: as SciPy's wheels do, and as everybody else does.
@@ -32,9 +30,8 @@ class OpenBlas(NamedTuple):
 
 def openblas() -> OpenBlas | None:
     """Ask SciPy's OpenBLAS; None if SciPy uses another BLAS or it cannot be asked."""
-    extension: Any = getattr(scipy.linalg, "_fblas", None)
     try:
-        library = ctypes.CDLL(extension.__file__)
+        library = ctypes.CDLL(scipy_blas.extension().__file__)
     except (AttributeError, OSError):
         return None
     for prefix in PREFIXES:
@@ -58,18 +55,40 @@ def usable_cores() -> int:
 
 
 def identity() -> dict[str, str | int]:
-    """Return the facts that the host's rates depend on, in clear, as JSON can hold them."""
-    blas: Any = scipy.show_config(mode="dicts")
-    library = blas.get("Build Dependencies", {}).get("blas", {})
-    running = openblas()
+    """Return the facts that the host's rates depend on, in clear, as JSON can hold them.
+
+    What its BLAS says of itself once it is loaded is apart: see `library`.
+    """
+    scipy = scipy_blas.package()
+    blas = scipy.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     return {
         "processor": processor.identity() or platform.machine(),
         "cores": usable_cores(),
         "scipy": scipy.__version__,
-        "blas": f"{library.get('name', '?')} {library.get('version', '?')}",
-        "kernels": running.core if running else "?",
-        "threads": running.threads if running else 0,
+        "blas": f"{blas.get('name', '?')} {blas.get('version', '?')}",
         "environment": " ".join(
             f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if os.environ.get(name)
         ),
     }
+
+
+def library() -> dict[str, str | int]:
+    """Return the kernels and threads that the host's BLAS uses in this process; loads it."""
+    running = openblas()
+    return {
+        "kernels": running.core if running else "?",
+        "threads": running.threads if running else 0,
+    }
+
+
+def is_as_noted(noted: Any) -> bool:
+    """Tell whether the host's BLAS is as `library` described it in another process.
+
+    A library that is not loaded is not asked if it was found with a thread a core, as it will be
+    unless its variables, a part of `identity`, say otherwise: no program can have changed that yet.
+    """
+    if not isinstance(noted, dict):
+        return False
+    if noted.get("threads") == usable_cores() and not scipy_blas.is_loaded():
+        return True
+    return noted == library()

@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import scipy.linalg.blas
 
-from clgemm import settings
+from clgemm import scipy_blas, settings
 from clgemm.explanation import unmeasured
 from clgemm.problem import BY_DTYPE
 from clgemm.route import SMALL_FLOPS
@@ -25,9 +24,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ROUTINES = MappingProxyType(
-    {dtype: getattr(scipy.linalg.blas, p.code + "gemm") for dtype, p in BY_DTYPE.items()}
-)
+
+class _Routines(dict[np.dtype[Any], Any]):
+    """SciPy's gemm by dtype, asked for at its first use: later ones find it here at once."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> Any:
+        return self.setdefault(dtype, scipy_blas.gemm(BY_DTYPE[dtype].code))
+
+
+_ROUTINES = _Routines()
 # m * n * k up to which a product is small: a complex multiplication counts four times.
 _SMALL = MappingProxyType(
     {dtype: SMALL_FLOPS // (8 if p.is_complex else 2) for dtype, p in BY_DTYPE.items()}

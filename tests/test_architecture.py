@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 MODULE_LINES, FUNCTION_LINES = 260, 45
 
 LAYERS = (
-    "problem traits errors settings _version",
+    "problem traits errors settings scipy_blas fitting _version",
     "kernels",
     "runtime",
     "execute transfer host host_blas",

@@ -10,7 +10,7 @@ from clgemm.errors import BuildError
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import KernelSpec
 from clgemm.problem import PRECISIONS, Operand
-from clgemm.runtime import opencl
+from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.session import Session
 from clgemm.tuning.check import run_once
@@ -53,6 +53,16 @@ def test_second_session_compiles_nothing(fresh, compiled, tmp_path):
     assert len(list((tmp_path / "programs").glob("*.bin"))) == 1
     multiply(fresh())
     assert len(compiled) == 1
+
+
+def test_the_kernel_that_tries_a_device_is_compiled_once(session, compiled, tmp_path):
+    device = next(f for f in DEVICES if f.traits == session.traits).device
+    kept = Binaries(tmp_path / "programs", "print")
+    for _ in range(3):
+        assert devices.works(device, kept) == ""
+    assert len(compiled) == 1
+    assert devices.works(device) == ""
+    assert len(compiled) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 40, None])

@@ -79,7 +79,7 @@ def here(monkeypatch):
     def have(found, faults=()):
         faults = dict(faults)
         monkeypatch.setattr(devices, "find", lambda: tuple(found))
-        monkeypatch.setattr(devices, "works", lambda device: faults.get(device, ""))
+        monkeypatch.setattr(devices, "works", lambda device, _kept=None: faults.get(device, ""))
 
     return have
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from clgemm import settings
 from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.runtime import devices
+from clgemm.runtime.binaries import kept_for
 from clgemm.runtime.devices import INSTALL_HINT
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _names(found: tuple[Found, ...], wish: str) -> list[str]:
 
 def _working(candidates: list[Found]) -> Iterator[Found]:
     for candidate in candidates:
-        fault = devices.works(candidate.device)
+        fault = devices.works(candidate.device, kept_for(candidate.traits))
         if not fault:
             yield candidate
             continue

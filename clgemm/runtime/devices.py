@@ -10,11 +10,15 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm.runtime import opencl, platforms, processor
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.programs import compiled
 from clgemm.traits import DeviceTraits
+
+if TYPE_CHECKING:
+    from clgemm.runtime.binaries import Binaries
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +119,20 @@ def _has_system_svm(device: cl.Device) -> bool:
         return False  # OpenCL before 2.0 does not know the question
 
 
-def works(device: cl.Device) -> str:
-    """Build and run a tiny kernel; return what went wrong, or "" if nothing did."""
+def works(device: cl.Device, binaries: Binaries | None = None) -> str:
+    """Build and run a tiny kernel; return what went wrong, or "" if nothing did.
+
+    Parameters
+    ----------
+    device : cl.Device
+        To be tried.
+    binaries : Binaries, optional
+        Where compiled programs are kept: compiling the kernel takes longer than all the rest.
+    """
     try:
         context = cl.Context([device])
         queue = cl.CommandQueue(context)
-        kernel = opencl.make_kernel(opencl.build(context, PROBE), "probe", [None])
+        kernel = opencl.make_kernel(compiled(context, PROBE, binaries), "probe", [None])
         memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
         answer = bytearray((1).to_bytes(4, sys.byteorder))
         cl.enqueue_copy(queue, memory, answer)

@@ -103,29 +103,49 @@ class Programs:
     def keep(self, spec: KernelSpec, binaries: Binaries) -> None:
         """Keep a kernel that was built here on disk, for other processes."""
         if spec in self._programs:
-            binaries.save(_key(spec), opencl.to_binary(self._programs[spec]))
+            binaries.save(
+                _key(source.text(spec), spec.target), opencl.to_binary(self._programs[spec])
+            )
 
     def _program(self, spec: KernelSpec) -> cl.Program:
-        text, key = source.text(spec), _key(spec)
-        binary = self._binaries.load(key) if self._binaries else None
-        if binary is not None:
-            try:
-                return opencl.from_binary(self._context, binary)
-            except (cl.Error, RuntimeError) as error:
-                log.info("a stored program was refused and is built again: %s", error)
-        program = opencl.build(self._context, text)
-        if spec.target:
-            assembly = ptx.retarget(opencl.to_binary(program), spec.target)
-            program = opencl.from_binary(self._context, assembly)
-        if self._binaries:
-            self._binaries.save(key, opencl.to_binary(program))
-        return program
+        return compiled(self._context, source.text(spec), self._binaries, spec.target)
 
 
-def _key(spec: KernelSpec) -> str:
+def compiled(
+    context: cl.Context, text: str, binaries: Binaries | None, target: str = ""
+) -> cl.Program:
+    """Return a program that is ready to run: from disk, or built and then kept there.
+
+    Parameters
+    ----------
+    context : cl.Context
+        Of one device.
+    text : str
+        OpenCL C.
+    binaries : Binaries or None
+        Where compiled programs are kept, if they are.
+    target : str
+        What `ptx.retarget` is to compile for, "" for what the driver chooses.
+    """
+    key = _key(text, target)
+    binary = binaries.load(key) if binaries else None
+    if binary is not None:
+        try:
+            return opencl.from_binary(context, binary)
+        except (cl.Error, RuntimeError) as error:
+            log.info("a stored program was refused and is built again: %s", error)
+    program = opencl.build(context, text)
+    if target:
+        assembly = ptx.retarget(opencl.to_binary(program), target)
+        program = opencl.from_binary(context, assembly)
+    if binaries:
+        binaries.save(key, opencl.to_binary(program))
+    return program
+
+
+def _key(text: str, target: str) -> str:
     """Name a program on disk."""
-    text = source.text(spec)
-    return f"// target {spec.target}\n{text}" if spec.target else text
+    return f"// target {target}\n{text}" if target else text
 
 
 def argument_types(spec: KernelSpec) -> list[Any]:

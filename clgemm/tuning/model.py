@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clgemm import fitting
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.costs import Costs
 
@@ -153,17 +154,11 @@ def fitted(
 
     With fewer times than costs only launches and evenly shared products are told apart.
     """
-    from scipy.optimize import nnls  # noqa: PLC0415 - takes 0.2 s, which only a search has
-
     timed = {name: x for name, x in seconds.items() if name in shapes and x > 0}
     counts = np.array([costs_of(traits, code, config, shapes[name]) for name in timed], float)
-    if len(timed) < len(Costs._fields):
-        told_apart = [Costs._fields.index(name) for name in ("launches", "shared")]
-        counts[:, [i for i in range(counts.shape[1]) if i not in told_apart]] = 0
-    parts = counts / np.array(list(timed.values()))[:, None]
-    scale = np.maximum(parts.max(axis=0), np.finfo(float).tiny)
-    rates, _ = nnls(parts / scale, np.ones(len(timed)))
-    return Variant(config, tuple(float(x) for x in rates / scale), timed)
+    few = len(timed) < len(Costs._fields)
+    told_apart = [Costs._fields.index(name) for name in ("launches", "shared")] if few else None
+    return Variant(config, fitting.rates(counts, list(timed.values()), told_apart), timed)
 
 
 def portfolio(times: Mapping[Config, Mapping[str, float]]) -> list[Config]:

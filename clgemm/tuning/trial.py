@@ -1,4 +1,4 @@
-"""One candidate: build it, check it against SciPy, time it.  Every failure is a value.
+"""One candidate: build it, check it against NumPy, time it.  Every failure is a value.
 
 Run as a program (``python -m clgemm.tuning.trial``) this module does what it is told on standard
 input, a JSON object a line, and answers in the same way; `worker` is the other end.  So a candidate

@@ -14,7 +14,6 @@ from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
 from clgemm.tuning import vetting
-from clgemm.tuning.campaign import Campaign
 from clgemm.tuning.lookup import (
     Tuned,
     competitors,
@@ -156,6 +155,8 @@ def tune(session: Session, code: str, effort: Effort) -> Result:
 
 
 def _campaign(session: Session, precision: Precision, store: Store, effort: Effort) -> Result:
+    from clgemm.tuning.campaign import Campaign  # noqa: PLC0415 - only a search needs all this
+
     first = starting_points(store, session.traits, precision)
     return Campaign(session.traits, precision, store, effort, first).run()
 

@@ -1,0 +1,169 @@
+"""SciPy's BLAS is imported by the first call that needs it, and everything is as if it had been."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.linalg.blas
+from helpers import entry_with, run_python
+
+import clgemm
+from clgemm import calibration, host_blas, scipy_blas, small
+from clgemm.breakeven import BreakEven, Curve
+from clgemm.errors import GemmArgumentError
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import lookup, timing, vetting
+
+S = PRECISIONS["s"]
+CALL = """
+import sys
+import numpy as np
+import clgemm
+heavy = ("scipy.linalg", "scipy.optimize", "clgemm.tuning.campaign", "clgemm.tuning.check")
+assert not [name for name in heavy if name in sys.modules], "the import"
+a = np.ones((300, 300), np.float32, order="F")
+assert (clgemm.sgemm(1.0, a, a) == 300).all()
+loaded = [name for name in heavy if name in sys.modules]
+assert not loaded, loaded
+why = clgemm.explain(a, a)
+assert why.route == "device" and "tuned" not in why.origin, why
+tiny = a[:4, :4]
+assert (clgemm.sgemm(2.0, tiny, tiny) == 8).all()
+assert ("scipy.linalg" in sys.modules) == (clgemm.explain(tiny, tiny).route == "host")
+"""
+
+
+@pytest.fixture
+def fresh(session, monkeypatch, tmp_path):
+    """Give a session that knows parameters and no break-evens, and an empty cache directory."""
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    session = sessions.Session(found, "a test")
+    session.tuned["s"] = lookup.defaults(session.traits, S, "a test")
+    with sessions.using(session):
+        yield session
+
+
+@pytest.mark.parametrize("route", ["auto", "device"])
+def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
+    """Nor what only a search needs, if parameters and break-evens are known."""
+    sides = (Curve.fitted({(64, 64, 64): x, (300, 300, 300): 100 * x}) for x in (1e-3, 1e-5))
+    times = BreakEven(*sides)
+    monkeypatch.setattr(calibration, "measured", lambda *_: times)
+    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
+    cores = {"kernels": "?", "threads": host_blas.usable_cores()}
+    monkeypatch.setattr(host_blas, "library", lambda: cores)
+    configs = fresh.tuned["s"].configs
+    store = lookup.store_for(fresh.traits)
+    assert store.write(lookup.entry_name(S), entry_with(*configs))
+    vetting.remember(store, S, configs)
+    a = np.ones((300, 300), np.float32, order="F")
+    clgemm.sgemm(1.0, a, a)  # break-evens are on disk from here on
+    name = fresh.traits.platform.split()[0]
+    run = run_python(CALL, CLGEMM_ROUTE=route, CLGEMM_DEVICE=name)
+    assert (run.stderr, run.returncode) == ("", 0)
+
+
+def test_a_library_that_is_not_loaded_is_as_its_variables_make_it(monkeypatch):
+    cores = host_blas.usable_cores()
+    monkeypatch.setattr(host_blas, "library", lambda: {"kernels": "K", "threads": cores})
+    assert host_blas.is_as_noted({"kernels": "K", "threads": cores})
+    assert not host_blas.is_as_noted({"kernels": "L", "threads": cores}), "loaded, it is asked"
+    monkeypatch.setattr(scipy_blas, "is_loaded", lambda: False)
+    assert host_blas.is_as_noted({"kernels": "L", "threads": cores})
+    assert not host_blas.is_as_noted({"kernels": "K", "threads": cores + 1})
+    for damage in (None, [], {}, {"threads": None}):
+        assert not host_blas.is_as_noted(damage)
+
+
+def test_errors_are_scipys_too_whenever_it_is_imported():
+    program = """
+import pickle, sys
+import clgemm
+import numpy as np
+assert "scipy.linalg" not in sys.modules
+try:
+    clgemm.dgemm(1.0, np.ones((2, 3)), np.ones((2, 3)))
+except clgemm.GemmArgumentError as error:
+    mine = error
+import scipy.linalg.blas
+try:
+    scipy.linalg.blas.dgemm(1.0, np.ones((2, 3)), np.ones((2, 3)))
+except Exception as error:
+    theirs = error
+assert isinstance(mine, type(theirs)) and isinstance(mine, ValueError), type(mine).__mro__
+"""
+    run = run_python(program)
+    assert (run.stderr, run.returncode) == ("", 0)
+
+
+def test_errors_can_be_copied_and_pickled():
+    error = GemmArgumentError("sgemm: no", 3)
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own
+        assert type(again) is type(error)
+        assert again.args == error.args
+    assert type(error).__name__ == "GemmArgumentError"
+    assert repr(error) == "GemmArgumentError('sgemm: no', 3)"
+    assert isinstance(error, scipy_blas.error_class())
+
+
+def test_a_subclass_of_an_error_stays_one():
+    class OwnError(GemmArgumentError):
+        pass
+
+    assert type(OwnError("x")) is OwnError
+
+
+@pytest.mark.parametrize(
+    ("extension", "want"),
+    [
+        (SimpleNamespace(__fblas_error=KeyError), KeyError),
+        (SimpleNamespace(error=OSError), OSError),
+        (SimpleNamespace(), Exception),
+        (None, Exception),
+    ],
+)
+def test_a_scipy_without_its_own_error_leaves_ours_alone(extension, want, monkeypatch):
+    monkeypatch.setattr(scipy_blas, "extension", lambda: extension)
+    assert scipy_blas.error_class() is want
+
+
+def test_small_products_ask_for_scipys_routine_once(monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    asked = []
+    monkeypatch.setattr(small, "_ROUTINES", small._Routines())
+    monkeypatch.setattr(
+        scipy_blas, "gemm", lambda code: asked.append(code) or scipy.linalg.blas.sgemm
+    )
+    a = np.ones((2, 2), np.float32, order="F")
+    for _ in range(3):
+        assert (clgemm.sgemm(1.0, a, a) == 2).all()
+    assert asked == ["s"]
+
+
+def test_threads_that_need_it_at_once_get_one_module():
+    program = """
+import sys, threading
+from clgemm import scipy_blas
+assert not scipy_blas.is_loaded()
+start, found = threading.Barrier(8), []
+def ask():
+    start.wait()
+    found.append(scipy_blas.gemm("d"))
+threads = [threading.Thread(target=ask) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+import scipy.linalg.blas
+assert scipy_blas.is_loaded() and len(found) == 8
+assert all(f is scipy.linalg.blas.dgemm for f in found)
+"""
+    run = run_python(program)
+    assert (run.stderr, run.returncode) == ("", 0)
