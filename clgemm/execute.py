@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clgemm.kernels.family import SLOTS
 from clgemm.runtime import interrupt, opencl
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clgemm.kernels.family import Plan
     from clgemm.problem import Gemm
     from clgemm.runtime.opencl import cl
@@ -114,13 +117,15 @@ class Ready:
             shared.last = waits
         return waits[0]
 
-    def run(self, values: Values) -> None:
+    def run(self, values: Values, stop: interrupt.Stop | None = None) -> None:
         """Launch every step and wait for the last one; the GIL is released meanwhile.
 
         Parameters
         ----------
         values : tuple
             What `slots` gave.  The caller keeps the memory alive: OpenCL does not.
+        stop : Stop, optional
+            Set if the result, void then, is not wanted any more.
         """
         session, workspace = self._session, self._session.workspace
         session.running.append(None)
@@ -138,11 +143,21 @@ class Ready:
                         args[i] = bound[slot]
                     kernel.set_args(*args)
                     event = self._enqueue(session.queue, kernel, global_size, local_size)
-            if (self._long or len(session.running) > 1) and interrupt.is_heard():
-                interrupt.wait(event, lambda: workspace.cancel(cell), values)
-            else:
-                event.wait()
+            self._wait(event, partial(workspace.cancel, cell), values, stop)
             if session.ending:  # and what was computed may be void
                 interrupt.end_thread()
         finally:
             session.running.pop()
+
+    def _wait(
+        self, event: cl.Event, cancel: Callable[[], None], values: Values,
+        stop: interrupt.Stop | None,
+    ) -> None:  # fmt: skip
+        """Wait for the last launch, which ends early where it can if it is cancelled."""
+        if stop is not None:
+            with stop.cancels(cancel):
+                event.wait()
+        elif (self._long or len(self._session.running) > 1) and interrupt.is_heard():
+            interrupt.wait(event, cancel, values)
+        else:
+            event.wait()

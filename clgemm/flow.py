@@ -20,12 +20,11 @@ from clgemm.runtime.workspace import QueueWorkspace
 from clgemm.transfer import parts
 
 if TYPE_CHECKING:
-    import threading
-
     from numpy.typing import NDArray
 
     from clgemm.execute import Ready
     from clgemm.problem import Gemm
+    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.session import Session
     from clgemm.runtime.traffic import Traffic
     from clgemm.slices import Name, Schedule, Tile
@@ -43,7 +42,7 @@ class Arrays(NamedTuple):
     b: NDArray[Any]
     beta: complex
     c: NDArray[Any]
-    stop: threading.Event | None = None
+    stop: Stop | None = None
     """Set when nobody wants the result any more."""
 
     def part(self, c: Tile) -> Arrays:

@@ -9,11 +9,11 @@ device: the same devices give the same bits.
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict, deque
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from clgemm.runtime.interrupt import Stop
 from clgemm.slices import Span, Tile
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Several:
     def run(self, arrays: Arrays) -> None:
         """Compute; C is written where it lies, and read only if beta is not 0."""
         waiting = {id(share): deque(share.tiles) for share in self.shares}
-        stop = threading.Event()  # one device failed, or Ctrl-C was heard: the others end early
+        stop = Stop()  # one device failed, or Ctrl-C was heard: the others end early
         arrays = arrays._replace(stop=stop)
 
         def work(share: Share, runners: dict[tuple[int, ...], Runner]) -> None:

@@ -90,4 +90,4 @@ class _Runner:
                 self._ready.run(arrays)
                 return
             places = [transfer.share(self._session, x) for x in (arrays.a, arrays.b, arrays.c)]
-            self._ready.run(slots(self._problem, arrays.alpha, arrays.beta, *places))
+            self._ready.run(slots(self._problem, arrays.alpha, arrays.beta, *places), arrays.stop)

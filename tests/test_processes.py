@@ -13,7 +13,7 @@ from helpers import run_python
 
 import clgemm
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import interrupt
+from clgemm.runtime import devices, interrupt
 from clgemm.runtime import session as sessions
 from clgemm.tuning.check import random_matrix
 
@@ -343,6 +343,19 @@ def test_ctrl_c_is_heard_in_a_long_call(session, route):
     run = run_python(
         LONG + INTERRUPTED, timeout=100,
         CLGEMM_DEVICE=session.traits.platform, CLGEMM_ROUTE=route,
+    )  # fmt: skip
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_ctrl_c_is_heard_while_several_devices_compute():
+    """What each of them has under way is cancelled: it would take some seconds more."""
+    platforms = sorted({f.traits.platform for f in devices.find() if f.traits.kind == "cpu"})
+    if os.name != "posix" or len(platforms) < 2:
+        pytest.skip(f"another system's keyboard, or CPU devices of one platform: {platforms}")
+    check = "assert clgemm.explain(wide, wide.T).shares\n"
+    run = run_python(
+        LONG + check + INTERRUPTED, timeout=100,
+        CLGEMM_DEVICE=",".join(platforms), CLGEMM_ROUTE="device", CLGEMM_TUNE="off",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
 

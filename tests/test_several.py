@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from clgemm.flow import Arrays
 from clgemm.problem import Operand, describe
+from clgemm.runtime.interrupt import Stop
 from clgemm.several import GRAIN, LEAST_SHARE, PIECES, Member, Several, cuts, shares
 
 RNG = np.random.default_rng(5)
@@ -174,3 +175,15 @@ def test_when_one_device_fails_the_others_hear_of_it(order):
     with pytest.raises(MemoryError, match="full"):
         Several(problem, members[::order]).run(arrays)
     assert heard == [True]
+
+
+def test_stop_cancels_what_is_under_way_and_nothing_else():
+    stop, cancelled = Stop(), []
+    with stop.cancels(lambda: cancelled.append("over")):
+        pass
+    with stop.cancels(lambda: cancelled.append("under way")):
+        stop.set()
+        assert cancelled == ["under way"]
+    with stop.cancels(lambda: cancelled.append("late")):
+        assert cancelled == ["under way", "late"]
+    assert stop.is_set()

@@ -34,6 +34,43 @@ def in_use(session: Session) -> Iterator[None]:
         session.running.pop()
 
 
+class Stop:
+    """Tells the parts of a call, in threads of their own, that nobody wants the result any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._set = threading.Event()
+        self._cancels: list[Callable[[], None]] = []
+
+    def is_set(self) -> bool:
+        """Tell whether to end."""
+        return self._set.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the word to end, and tell whether it came."""
+        return self._set.wait(seconds)
+
+    def set(self) -> None:
+        """Have every part end soon."""
+        with self._lock:
+            self._set.set()
+            for cancel in self._cancels:
+                cancel()
+
+    @contextmanager
+    def cancels(self, cancel: Callable[[], None]) -> Iterator[None]:
+        """Have `set` call something inside a with block, at once if it came before."""
+        with self._lock:
+            self._cancels.append(cancel)
+            if self.is_set():
+                cancel()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._cancels.remove(cancel)
+
+
 def end_calls(session: Session) -> None:
     """Let no other thread be inside the driver when the interpreter ends.
 

@@ -37,7 +37,7 @@ class Workspace:
         self._system_svm = system_svm
         self._scratch: Any = None
         self._counters: Any = None
-        self._cells = np.zeros(0, np.uint32)
+        self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
         self._cell = 0
 
     def scratch(self, nbytes: int) -> Any:
@@ -70,7 +70,6 @@ class Workspace:
         far more than can be waiting.
         """
         if self._counters is None:
-            self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
             access = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR
             self._counters = (
                 self._cl.SVM(self._cells)

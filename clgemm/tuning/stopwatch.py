@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from clgemm.execute import Values
     from clgemm.kernels.family import Plan
+    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.session import Session
     from clgemm.tuning.timing import Timing
 
@@ -44,10 +45,10 @@ class Traced(Ready):
 
         self._enqueue = enqueue
 
-    def run(self, values: Values) -> None:
+    def run(self, values: Values, stop: Stop | None = None) -> None:
         """Launch every step and wait for the last one; see `Ready.run`."""
         self._events.clear()
-        super().run(values)
+        super().run(values, stop)
 
     def seconds(self) -> float:
         """Return what the last run took by the device's clock; NaN if it does not tell."""
