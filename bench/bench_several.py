@@ -3,8 +3,8 @@
     python bench/bench_several.py nvidia:0 nvidia:0,nvidia:1 nvidia:all --n 32768 --precision d
 
 Each list of devices, as CLGEMM_DEVICE takes it, is timed in a process of its own.  Some rows of the
-result are compared with NumPy's before.  Beside the times stands what copying alone takes at the
-rate at which all cores together copy memory, which every operand passes on its way to a device.
+result are compared with NumPy's before.  Beside the times stand the least that kernels, buses and
+the host's memory need alone, at rates measured in the same process; the largest is what binds.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +26,130 @@ import clgemm
 from clgemm import host_blas
 from clgemm.cli import versions
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import processor
 from clgemm.runtime import session as sessions
-from clgemm.tuning.check import random_matrix
+from clgemm.runtime.opencl import cl
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clgemm.problem import Precision
+    from clgemm.runtime.session import Session
 
 ROWS = 8  # of the result are compared
-COPIED_BYTES = 1 << 26  # by each thread
+COPIED_BYTES = 1 << 26  # by each thread, and over each bus
+KERNEL_SIZE = 8192  # of the squares by which a device's rate is measured
+REPEATS = 5
+DEPTH = 512  # of the parts in which the reference is computed
+
+
+class Rates(NamedTuple):
+    """What the parts of the machine do a second, all devices at work at once."""
+
+    flops: float
+    """Of all devices together, operands in their memory."""
+    up: float
+    """Bytes to each device."""
+    down: float
+    """Bytes from each device."""
+    memory: float
+    """Bytes that all cores together copy."""
+
+    def least(
+        self, n: int, precision: Precision, devices: int, *, copies: bool
+    ) -> dict[str, float]:
+        """Give the seconds that each part needs alone for a product of squares.
+
+        With copies each device gets one operand whole and its part of the other one, and C comes
+        back once.
+        """
+        size = precision.itemsize * n**2
+        kernels = 2 * n**3 * (4 if precision.is_complex else 1) / self.flops
+        if not copies:
+            return {"kernels": kernels}
+        return {
+            "kernels": kernels,
+            "bus": size * max((1 + 1 / devices) / self.up, 1 / devices / self.down),
+            "host memory": size * (devices + 2) / self.memory,
+        }
+
+
+def random_matrix(precision: Precision, n: int, seed: int) -> NDArray[Any]:
+    """Fill a square with uniform numbers from -1/2 to 1/2, by all cores."""
+    x = np.empty((n, n), precision.dtype)
+    panels = np.array_split(x.view(f"f{precision.real_bytes}"), host_blas.usable_cores())
+    seeds = np.random.SeedSequence(seed).spawn(len(panels))
+
+    def fill(panel: NDArray[Any], own: np.random.SeedSequence) -> None:
+        np.random.default_rng(own).random(out=panel, dtype=panel.dtype)
+        panel -= 0.5
+
+    with ThreadPoolExecutor(len(panels)) as pool:
+        list(pool.map(fill, panels, seeds))
+    return x
+
+
+def expected(
+    precision: Precision, a: NDArray[Any], b: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return a @ b in double precision, and twice the a-priori bound on the error of each."""
+    wide = PRECISIONS["z" if precision.is_complex else "d"].dtype
+    k = len(b)
+
+    def part(start: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        x = a[:, start : start + DEPTH].astype(wide)
+        y = b[start : start + DEPTH]
+        return x @ y, np.abs(x) @ np.abs(y)
+
+    with ThreadPoolExecutor(host_blas.usable_cores()) as pool:
+        products, sizes = zip(*pool.map(part, range(0, k, DEPTH)), strict=True)
+    return np.sum(products, axis=0), 2 * k * precision.eps * np.sum(sizes, axis=0)
+
+
+def bus_rates(team: list[Session]) -> tuple[float, float]:
+    """Measure the bytes a second to and from each device, by pinned memory, all at once."""
+    flags: Any = cl.mem_flags
+    ends = []
+    for session in team:
+        pinned = cl.Buffer(session.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, COPIED_BYTES)
+        both: Any = cl.map_flags.READ | cl.map_flags.WRITE
+        memory, _ = cl.enqueue_map_buffer(
+            session.queue, pinned, both, 0, (COPIED_BYTES,), np.dtype("u1")
+        )
+        ends.append((session.queue, cl.Buffer(session.context, flags.READ_WRITE, COPIED_BYTES),
+                     memory))  # fmt: skip
+
+    def seconds(*, up: bool) -> float:
+        start = time.perf_counter()
+        events = []
+        for queue, there, here in ends:
+            ends_of_copy: Any = (there, here) if up else (here, there)
+            events.append(cl.enqueue_copy(queue, *ends_of_copy, is_blocking=False))
+            queue.flush()
+        for event in events:
+            event.wait()
+        return time.perf_counter() - start
+
+    up, down = (min(seconds(up=way) for _ in range(REPEATS)) for way in (True, False))
+    return COPIED_BYTES / up, COPIED_BYTES / down
+
+
+def kernel_rate(team: list[Session], precision: Precision, n: int) -> float:
+    """Measure the flops a second of all devices together, operands in their memory."""
+    total = 0.0
+    x = random_matrix(precision, n, 7)
+    for session in team:
+        with sessions.using(session):
+            there = clgemm.to_device(x)
+            times = []
+            for _ in range(REPEATS):
+                session.queue.finish()
+                start = time.perf_counter()
+                clgemm.matmul(there, there)
+                session.queue.finish()
+                times.append(time.perf_counter() - start)
+        total += 2 * n**3 * (4 if precision.is_complex else 1) / min(times)
+    return total
 
 
 def copy_rate() -> float:
@@ -38,7 +158,7 @@ def copy_rate() -> float:
     pairs = [tuple(np.ones(COPIED_BYTES, np.uint8) for _ in "ab") for _ in range(threads)]
     times = []
     with ThreadPoolExecutor(threads) as pool:
-        for _ in range(5):
+        for _ in range(REPEATS):
             start = time.perf_counter()
             list(pool.map(lambda pair: np.copyto(*pair), pairs))
             times.append(time.perf_counter() - start)
@@ -51,25 +171,33 @@ def one(code: str, n: int, rounds: int) -> dict[str, Any]:
     if session is None:
         raise SystemExit("no OpenCL device can be used here")
     precision, rng = PRECISIONS[code], np.random.default_rng(1)
-    a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
+    a, b = (random_matrix(precision, n, seed) for seed in (1, 2))
     rows = rng.integers(0, n, ROWS)
-    wide = PRECISIONS["z" if precision.is_complex else "d"].dtype
-    want = a[rows].astype(wide) @ b
-    bound = 2 * n * precision.eps * (np.abs(a[rows]) @ np.abs(b))
+    want, bound = expected(precision, a[rows], b)
     c = clgemm.matmul(a, b)
     worst = float(np.max(np.abs(c[rows] - want) / bound))
     if not worst <= 1:
         raise SystemExit(f"{code}gemm {n}: WRONG, {worst:.3g} times the bound")
+    explanation = str(clgemm.explain(a, b, c))
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
         clgemm.matmul(a, b, out=c)
         times.append(time.perf_counter() - start)
+    team = [session, *sessions.others()]
+    del a, b, c
+    flops = kernel_rate(team, precision, min(n, KERNEL_SIZE))
+    rates = Rates(flops, *bus_rates(team), copy_rate())
     return {
-        "devices": [session.traits.describe(), *(s.traits.describe() for s in sessions.others())],
-        "explanation": str(clgemm.explain(a, b, c)),
+        "devices": [member.traits.describe() for member in team],
+        "drivers": [member.traits.driver_version for member in team],
+        "explanation": explanation,
         "seconds": times,
         "error": worst,
+        "rates": rates._asdict(),
+        "least_seconds": rates.least(
+            n, precision, len(team), copies=not session.traits.unified_memory
+        ),
     }
 
 
@@ -110,26 +238,28 @@ def main() -> int:
         raise SystemExit("name at least one device, such as nvidia:0")
     n, precision = arguments.n, PRECISIONS[arguments.precision]
     flops = 2 * n**3 * (4 if precision.is_complex else 1)
-    rate, size = copy_rate(), precision.itemsize * n**2
-    print(versions())
-    print(f"memory is copied at {rate / 1e9:.1f} GB/s by {host_blas.usable_cores()} cores")
-    rows, first = [], None
+    print(f"{versions()}, {processor.identity()}, {host_blas.usable_cores()} cores")
+    rows: list[dict[str, Any]] = []
     for devices in arguments.devices:
         row = in_child(devices, arguments)
-        count, best = len(row["devices"]), min(row["seconds"])
-        first = first or best
-        # Each device gets one operand whole and its part of the other one, and C comes back once.
-        copying = size * (count + 1 + 1) / rate
+        rows.append(row | {"wish": devices})
+        best, least = min(row["seconds"]), row["least_seconds"]
+        rates = {name: rate / 1e9 for name, rate in row["rates"].items()}
         print(
-            f"{devices}: {count} device(s), {best:.3f} s, {flops / best / 1e12:.2f} TFLOP/s, "
-            f"{first / best:.2f} times the first; copying alone {copying:.3f} s\n  "
+            f"{devices}: {len(row['devices'])} x {row['devices'][0]}, driver {row['drivers'][0]}\n"
+            f"  {best:.3f} s, {flops / best / 1e12:.2f} TFLOP/s, "
+            f"{min(rows[0]['seconds']) / best:.2f} times the first\n  alone: "
+            + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in least.items())
+            + f"; {max(least, key=lambda x: least[x])} bind\n  GB/s: {rates['up']:.1f} to each, "
+            f"{rates['down']:.1f} from each, {rates['memory']:.1f} copied by all cores\n  "
             f"{row['explanation']}",
             flush=True,
         )
-        rows.append(row | {"wish": devices, "copying_seconds": copying})
     if arguments.json:
-        found = {"versions": versions(), "n": n, "precision": precision.code, "rows": rows,
-                 "copied_bytes_per_second": rate}  # fmt: skip
+        found = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                 "versions": versions(), "processor": processor.identity(),
+                 "cores": host_blas.usable_cores(), "n": n, "precision": precision.code,
+                 "rows": rows}  # fmt: skip
         arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
