@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm import device_arrays, driver, small, stacks
+from clgemm import device_arrays, driver, host, small, stacks
 from clgemm.operands import is_device_array
 from clgemm.problem import BY_DTYPE
+from clgemm.stand_in import stands_in_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +44,7 @@ class _Call(NamedTuple):
     result: NDArray[Any]  # `out`, or the fresh array, before a subclass wraps it
 
 
+@stands_in_for(lambda: host.matmul)
 def matmul(
     x1: Any,
     x2: Any,
@@ -117,7 +119,7 @@ def matmul(
         call = _check(x1, x2, out, casting, order, dtype, more)
     if call is None:
         # An override is shown the keywords of the call, hence only those that the user gave.
-        return np.matmul(x1, x2, **given)
+        return host.matmul(x1, x2, **given)
     _compute(call, fresh=out is None)
     return _wrapped(call.result, x1, x2, out, subok)
 
@@ -188,7 +190,7 @@ def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting:
     if dtype is None and same and x.dtype in BY_DTYPE:
         return x.dtype
     dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
-    return np.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
+    return host.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
 
 
 def _core_axes(axes: Any, counts: tuple[int, int]) -> list[tuple[int, ...]]:
@@ -236,7 +238,7 @@ def _wrapped(result: NDArray[Any], x1: Any, x2: Any, out: Any, subok: bool) -> A
     scalar = out is None and not result.ndim
     if wrap is None:
         return result[()] if scalar else result
-    context = (np.matmul, (x1, x2) if out is None else (x1, x2, out), 0)
+    context = (host.matmul, (x1, x2) if out is None else (x1, x2, out), 0)
     for count in (3, 2):  # NumPy 1 had no third argument
         with contextlib.suppress(TypeError):
             return wrap(*(result, context, scalar)[:count])

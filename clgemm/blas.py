@@ -15,6 +15,7 @@ a copy here.  pyopencl Arrays are computed on their own queue: see `device_array
 from __future__ import annotations
 
 import cmath
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from clgemm.arguments import as_factor, as_flag, as_matrix, as_result, as_transp
 from clgemm.errors import GemmArgumentError
 from clgemm.operands import is_device_array
 from clgemm.problem import PRECISIONS
+from clgemm.stand_in import stands_in_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -136,10 +138,10 @@ def _routine(code: str) -> Routine:
                 return product
         return _gemm(name, precision, alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
 
-    routine = cast("Routine", gemm)
     factor = "complex" if precision.is_complex else "float"
-    routine.__doc__ = _DOC.format(name=name, dtype=precision.dtype, factor=factor)
-    routine.__name__ = routine.__qualname__ = name
+    gemm.__doc__ = _DOC.format(name=name, dtype=precision.dtype, factor=factor)
+    gemm.__name__ = gemm.__qualname__ = name
+    routine = cast("Routine", stands_in_for(partial(scipy_blas.gemm, code))(gemm))
     routine.typecode = routine.prefix = code
     routine.dtype, routine.int_dtype = precision.dtype, np.dtype(np.intc)
     routine.module_name = __name__
@@ -235,7 +237,7 @@ def get_blas_funcs(
     >>> gemm is cgemm, gemv.typecode
     (True, 'c')
     """
-    scipys = scipy_blas.module().get_blas_funcs
+    scipys = scipy_blas.get_blas_funcs()
     if isinstance(names, str):
         return _chosen(names, scipys(names, arrays, dtype, ilp64))
     names = tuple(names)

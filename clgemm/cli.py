@@ -11,10 +11,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 import numpy as np
-import scipy
-import scipy.linalg.blas
 
-from clgemm import blas, cli_cache, cli_tune, settings
+from clgemm import blas, cli_cache, cli_tune, scipy_blas, settings
 from clgemm._explain import explain, of_shape
 from clgemm._version import __version__
 from clgemm.errors import ClgemmError, ClgemmWarning
@@ -129,7 +127,7 @@ def _demo_line(precision: Precision, n: int) -> bool:
     rng = np.random.default_rng(1)
     a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
     ours = getattr(blas, precision.code + "gemm")
-    theirs = getattr(scipy.linalg.blas, precision.code + "gemm")
+    theirs = scipy_blas.gemm(precision.code)
     bound = 2 * n * precision.eps * (np.abs(a) @ np.abs(b))
     error = float(np.max(np.abs(ours(1.0, a, b) - theirs(1.0, a, b)) / bound))
     times = timing.side_by_side(

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from clgemm.problem import Operand
 
 
+matmul = np.matmul
+"""NumPy's own, even where a program puts clgemm's in its place."""
+
 PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-C
 NARROWEST = 64  # columns that a call needs to be fast
 
@@ -33,7 +36,7 @@ def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: ND
         Overwritten.
     """
     if c.ndim > 2 and alpha == 1 and beta == 0 and not (a.conj or b.conj):
-        np.matmul(a.data, b.data, out=c)  # loops in C
+        matmul(a.data, b.data, out=c)  # loops in C
         return
     routine = scipy_blas.gemm(code)
     if c.ndim == 2:

@@ -33,9 +33,29 @@ def is_loaded() -> bool:
     return _NAME in sys.modules or f"{_NAME.rpartition('.')[0]}._fblas" in sys.modules
 
 
+@functools.cache
 def gemm(code: str) -> Any:
-    """Return SciPy's gemm of a precision, as it stands now: programs replace it in tests."""
-    return getattr(module(), f"{code}gemm")
+    """Return SciPy's own gemm of a precision, whatever a program has put in its place since."""
+    return _own(f"{code}gemm", extension(), module())
+
+
+@functools.cache
+def get_blas_funcs() -> Any:
+    """Return SciPy's own `get_blas_funcs`, likewise."""
+    return _own("get_blas_funcs", module(), importlib.import_module("scipy.linalg"))
+
+
+def _own(name: str, *places: Any) -> Any:
+    """Return the first function of that name that is not clgemm's."""
+    for place in places:
+        found = getattr(place, name, None)
+        module_name = str(getattr(found, "__module__", ""))
+        if found is not None and module_name.partition(".")[0] != __package__:
+            return found
+    raise RuntimeError(
+        f"clgemm cannot find SciPy's own {name}, because it was replaced by clgemm's everywhere: "
+        "import scipy.linalg before clgemm"
+    )
 
 
 def extension() -> Any:
@@ -43,8 +63,19 @@ def extension() -> Any:
     return getattr(module(), "_fblas", None)
 
 
+def _take() -> None:
+    """Take SciPy's functions before a program can replace them."""
+    for code in "sdcz":
+        gemm(code)
+    get_blas_funcs()
+
+
 def error_class() -> type[Exception]:
     """Return the class of what SciPy's wrappers raise, which is no ValueError."""
     generated = extension()
     found: Any = getattr(generated, "__fblas_error", None) or getattr(generated, "error", None)
     return cast("type[Exception]", found or Exception)
+
+
+if _NAME in sys.modules:
+    _take()

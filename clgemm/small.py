@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from clgemm import scipy_blas, settings
+from clgemm import host, scipy_blas, settings
 from clgemm.explanation import unmeasured
 from clgemm.problem import BY_DTYPE
 from clgemm.route import SMALL_FLOPS
@@ -95,7 +95,7 @@ def matmul(a: Any, b: Any) -> NDArray[Any] | None:
         return None
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", unmeasured(BY_DTYPE[dtype], (m, k), (m, n), _WHY))
-    return cast("NDArray[Any]", np.matmul(a, b))
+    return cast("NDArray[Any]", host.matmul(a, b))
 
 
 def _hosted(dtype: np.dtype[Any], m: int, n: int, k: int, a: Any, b: Any) -> bool:

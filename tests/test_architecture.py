@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 MODULE_LINES, FUNCTION_LINES = 260, 45
 
 LAYERS = (
-    "problem traits errors settings scipy_blas fitting _version",
+    "problem traits errors settings scipy_blas fitting stand_in _version",
     "kernels",
     "runtime",
     "execute transfer host host_blas",
@@ -141,6 +141,9 @@ RULES = {
         or found.typing_only
         or RANK.get(room(found.module), 99) <= RANK[room(module)]
     ),
+    "what programs replace is looked up in scipy_blas.py": lambda module, found: (
+        found.module != "scipy.linalg.blas" or module == "scipy_blas"
+    ),
     "the store keeps dicts": lambda module, found: (
         module != "tuning.store" or room(found.module) not in {"kernels", "runtime"}
     ),
@@ -208,6 +211,7 @@ def test_no_module_imports_itself_by_way_of_others():
         ("runtime.session", "from ..tuning import tuner", "upward"),
         ("kernels.direct", "import pyopencl", "text and integers"),
         ("kernels.direct", "import scipy", "text and integers"),
+        ("driver", "import scipy.linalg.blas", "looked up in scipy_blas"),
         ("kernels.direct", "from clgemm.runtime import session", "text and integers"),
         (
             "kernels.direct",
@@ -232,6 +236,16 @@ def test_a_violation_is_noticed(module, text, complaint, tmp_path):
     assert violations(tmp_path) == []
     tmp_path.joinpath(*module.split(".")).with_suffix(".py").write_text(text)
     assert any(complaint in sentence for sentence in violations(tmp_path))
+
+
+def test_numpys_matmul_is_looked_up_once():
+    found = {
+        module_name(path, PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "np.matmul"
+    }
+    assert found == {"host"}
 
 
 def test_imports_for_type_checkers_may_point_upward(tmp_path):

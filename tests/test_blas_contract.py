@@ -1090,7 +1090,34 @@ def test_routine_is_pickled_and_copied_by_reference(code: str) -> None:
 
 
 def test_one_path_serves_the_four_precisions() -> None:
-    assert len({ours(code).__code__ for code in CODES}) == 1
+    assert len({ours(code).__wrapped__.__code__ for code in CODES}) == 1
+
+
+@every_code
+def test_routine_does_not_become_a_method(code: str) -> None:
+    class Case:
+        mine, other = ours(code), theirs(code)
+
+    a, b = counted((2, 3), DTYPES[code]), counted((3, 4), DTYPES[code])
+    assert_same_values(Case().mine(1.0, a, b), Case().other(1.0, a, b))
+    assert Case.mine is Case().mine is ours(code)
+
+
+@every_code
+@pytest.mark.parametrize("route", ["auto", "host", "device"])
+def test_program_may_put_clgemm_in_scipys_place(
+    code: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLGEMM_ROUTE", route)
+    name, scipys = f"{code}gemm", theirs(code)
+    monkeypatch.setattr(scipy.linalg.blas, name, ours(code))
+    monkeypatch.setattr(scipy.linalg.blas, "get_blas_funcs", clgemm.blas.get_blas_funcs)
+    for n in (2, 80):  # one small product, and one that is not
+        a, c = counted((n, n), DTYPES[code]), counted((n, n), DTYPES[code])
+        for keywords in ({}, {"beta": 2.0, "c": c, "trans_a": 2}):
+            mine = getattr(scipy.linalg.blas, name)(1.0, a, a, **keywords)
+            assert_same_values(mine, scipys(1.0, a, a, **keywords))
+    assert scipy.linalg.blas.get_blas_funcs("gemm", dtype=DTYPES[code]) is ours(code)
 
 
 @pytest.mark.parametrize("place", ["alpha", "a", "b", "beta", "c"])

@@ -7,7 +7,9 @@ layout and values.
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import warnings
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import clgemm
 from clgemm import driver
 from clgemm._matmul import matmul
 
@@ -605,6 +608,40 @@ def test_mistakes_do_not_reach_the_device(calls: Any, args: Any, shape: Any) -> 
 
 
 # --- any call -------------------------------------------------------------------------------------
+
+
+def test_matmul_does_not_become_a_method() -> None:
+    class Case:
+        matmul = clgemm.matmul
+
+    np.testing.assert_array_equal(Case().matmul(A, B), np.matmul(A, B))
+    assert Case.matmul is Case().matmul is clgemm.matmul
+
+
+def test_attributes_are_those_of_the_ufunc() -> None:
+    for name in ("nin", "nout", "nargs", "ntypes", "types", "identity", "signature"):
+        assert getattr(matmul, name) == getattr(np.matmul, name), name
+    with pytest.raises(RuntimeError):
+        matmul.reduce(A)
+    with pytest.raises(AttributeError):
+        _ = matmul.no_such_attribute
+
+
+def test_matmul_is_pickled_and_copied_by_reference() -> None:
+    assert pickle.loads(pickle.dumps(matmul)) is matmul  # noqa: S301 - written one line above
+    assert copy.copy(matmul) is copy.deepcopy(matmul) is matmul
+
+
+@pytest.mark.parametrize("route", ["auto", "host", "device"])
+def test_program_may_put_clgemm_in_numpys_place(route: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CLGEMM_ROUTE", route)
+    numpys = np.matmul
+    monkeypatch.setattr(np, "matmul", clgemm.matmul)
+    for n, dtype in itertools.product((2, 80), "fDil"):
+        x = whole(dtype, n, n)
+        for operands in ((x, x), (x, np.stack([x, x])), (np.stack([x, x]), np.stack([x, x]))):
+            np.testing.assert_array_equal(np.matmul(*operands), numpys(*operands))
+        np.testing.assert_array_equal(np.matmul(x, x, dtype="D"), numpys(x, x, dtype="D"))
 
 
 @st.composite

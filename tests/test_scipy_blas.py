@@ -167,3 +167,35 @@ assert all(f is scipy.linalg.blas.dgemm for f in found)
 """
     run = run_python(program)
     assert (run.stderr, run.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize("first", ["clgemm", "scipy.linalg"])
+def test_programs_may_replace_scipys_functions_before_the_first_call(first):
+    program = f"""
+import {first}
+import os
+import numpy as np
+import scipy.linalg
+import clgemm
+blas = scipy.linalg.blas
+for code in "sdcz":
+    setattr(blas, code + "gemm", getattr(clgemm, code + "gemm"))
+blas.get_blas_funcs = clgemm.get_blas_funcs
+if {first == "scipy.linalg"}:  # then every place may be filled by clgemm's
+    blas._fblas.dgemm, scipy.linalg.get_blas_funcs = clgemm.dgemm, clgemm.get_blas_funcs
+a = np.ones((3, 3))
+os.environ["CLGEMM_ROUTE"] = "host"
+assert (blas.dgemm(1.0, a, a, beta=1.0, c=a) == 4).all()
+assert blas.get_blas_funcs("gemm") is clgemm.dgemm
+assert blas.get_blas_funcs("gemv").typecode == "d"
+"""
+    run = run_python(program)
+    assert (run.stderr, run.returncode) == ("", 0)
+
+
+def test_scipys_functions_that_are_nowhere_left_are_named(monkeypatch):
+    scipy_blas.gemm("s")
+    for place in (scipy.linalg.blas, scipy_blas.extension()):
+        monkeypatch.setattr(place, "sgemm", clgemm.sgemm)
+    with pytest.raises(RuntimeError, match=r"own sgemm.*import scipy\.linalg before clgemm"):
+        scipy_blas.gemm.__wrapped__("s")
