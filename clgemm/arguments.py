@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.exceptions import ComplexWarning
 
+from clgemm import scipy_blas
 from clgemm.errors import GemmArgumentError
 from clgemm.operands import refuse_device_arrays
 
@@ -151,11 +152,19 @@ def as_result(
     result: NDArray[Any]
     if operands is not None and _is_writeable(c, dtype) and not _overlaps(array, operands):
         result = c
-    elif beta == 0:
-        result = array = np.empty(array.shape, dtype, "F")
     else:
-        result = array = np.array(array, order="F")
+        result, values = _like(c, array.shape, dtype), array
+        array = result.view(np.ndarray)
+        if beta != 0:
+            array[...] = values
     return result, array if array.shape == shape else array.reshape(shape, order="F")
+
+
+def _like(c: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return memory for a result that is not `c` itself, of the class that SciPy's would have."""
+    if isinstance(c, np.ndarray) and type(c) is not np.ndarray and scipy_blas.copies_keep_class():
+        return np.empty_like(c, dtype, "F")
+    return np.empty(shape, dtype, "F")
 
 
 def _is_writeable(c: Any, dtype: np.dtype[Any]) -> bool:

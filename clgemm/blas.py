@@ -201,11 +201,12 @@ zgemm = _routine("z")
 _ROUTINES = {routine.typecode: routine for routine in (sgemm, dgemm, cgemm, zgemm)}
 
 
+@stands_in_for(scipy_blas.get_blas_funcs)
 def get_blas_funcs(
     names: str | Iterable[str],
     arrays: Sequence[NDArray[Any]] = (),
     dtype: DTypeLike | None = None,
-    ilp64: bool | Literal["preferred"] = False,
+    ilp64: bool | Literal["preferred"] | None = None,
 ) -> Any:
     """Return BLAS functions by name: gemm from clgemm, every other one from SciPy.
 
@@ -218,7 +219,8 @@ def get_blas_funcs(
     dtype : dtype_like, optional
         What decides on the precision if there are no arrays; float64 by default.
     ilp64 : {False, True, 'preferred'}, optional
-        Whether SciPy's functions take 64-bit integers.  A gemm from here takes any size.
+        Whether SciPy's functions take 64-bit integers; the default is that of the installed SciPy.
+        A gemm from here takes any size.
 
     Returns
     -------
@@ -237,11 +239,12 @@ def get_blas_funcs(
     >>> gemm is cgemm, gemv.typecode
     (True, 'c')
     """
-    scipys = scipy_blas.get_blas_funcs()
+    more = {} if ilp64 is None else {"ilp64": ilp64}
+    scipys = partial(scipy_blas.get_blas_funcs(), arrays=arrays, dtype=dtype, **more)
     if isinstance(names, str):
-        return _chosen(names, scipys(names, arrays, dtype, ilp64))
+        return _chosen(names, scipys(names))
     names = tuple(names)
-    functions = scipys(names, arrays, dtype, ilp64)
+    functions = scipys(names)
     return [_chosen(name, function) for name, function in zip(names, functions, strict=True)]
 
 

@@ -11,6 +11,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -43,6 +45,17 @@ def gemm(code: str) -> Any:
 def get_blas_funcs() -> Any:
     """Return SciPy's own `get_blas_funcs`, likewise."""
     return _own("get_blas_funcs", module(), importlib.import_module("scipy.linalg"))
+
+
+@functools.cache
+def copies_keep_class() -> bool:
+    """Tell whether a result that SciPy could not write into `c` is of the class of `c`."""
+
+    class Subclass(np.ndarray):
+        pass
+
+    c = np.zeros((1, 1), np.float32, "F")
+    return isinstance(gemm("s")(1.0, c, c, c=c.view(Subclass)), Subclass)
 
 
 def _own(name: str, *places: Any) -> Any:

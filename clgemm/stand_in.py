@@ -7,6 +7,8 @@ of a class they do not become methods, so that ``class Case: gemm = sgemm`` may 
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def stands_in_for(original: Callable[[], Any]) -> Callable[[_Function], _Functio
 
 
 class _StandIn(_StaticMethod):
-    """A static method wherever it is put; attributes that it lacks are the original's.
+    """A static method wherever it is put; signature and further attributes are the original's.
 
     Python calls a static method almost as fast as the function in it, unlike an object with a
     `__call__`: this costs a small product 0.1 us.
@@ -52,9 +54,12 @@ class _StandIn(_StaticMethod):
 
     def __getattr__(self, name: str) -> Any:
         # The interpreter, pickle and the like ask for other special names; nobody means those.
-        if name.startswith("__") and name != "__signature__":
-            raise AttributeError(f"{self!r} has no attribute {name}")
-        return getattr(self._original(), name)
+        if not name.startswith("__"):
+            return getattr(self._original(), name)
+        if name == "__signature__":
+            with contextlib.suppress(ValueError):  # the original's is not known
+                return inspect.signature(self._original())
+        raise AttributeError(f"{self!r} has no attribute {name}")
 
     def __reduce__(self) -> str:
         return self.__name__  # pickled and copied as functions are: by name

@@ -33,6 +33,7 @@ from numpy.exceptions import ComplexWarning
 
 import clgemm.blas
 import clgemm.driver
+from clgemm import scipy_blas
 from clgemm.errors import GemmArgumentError
 from clgemm.operands import refuse_device_arrays
 
@@ -781,6 +782,28 @@ def test_result_is_c_exactly_where_it_is_in_scipy(
     assert mine.flags.f_contiguous
     assert_same_values(np.asarray(mine), np.asarray(other))
     assert np.array_equal(np.asarray(our_c), np.asarray(their_c))
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("kept", [False, True])
+def test_copy_of_c_is_of_its_class_where_scipys_are(
+    kept: bool, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scipy_blas, "copies_keep_class", lambda: kept)
+    masked = np.ma.array(np.ones((2, 2), np.float32), mask=[[1, 0], [0, 0]])
+    flat = np.ones((2, 1, 2), np.float32).view(Sub)
+    for c in (masked, flat, np.ones((2, 2), int).view(Sub)):
+        before = c.copy()
+        mine = ours("s")(**call(np.float32, c=c, beta=beta))
+        assert type(mine) is (type(c) if kept else np.ndarray)
+        assert (mine.shape, mine.dtype) == (c.shape, np.float32)
+        assert mine.flags.f_contiguous
+        np.testing.assert_array_equal(np.asarray(c), np.asarray(before))
+        want = theirs("s")(**call(np.float32, c=np.asarray(c), beta=beta))
+        np.testing.assert_array_equal(np.asarray(mine), want)
+    if kept:
+        mine = ours("s")(**call(np.float32, c=masked, beta=beta))
+        np.testing.assert_array_equal(mine.mask, masked.mask)
 
 
 @every_code
