@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_NUMPY_1 = np.__version__.startswith("1.")
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType(
@@ -239,7 +240,7 @@ def _wrapped(result: NDArray[Any], x1: Any, x2: Any, out: Any, subok: bool) -> A
     if wrap is None:
         return result[()] if scalar else result
     context = (host.matmul, (x1, x2) if out is None else (x1, x2, out), 0)
-    for count in (3, 2):  # NumPy 1 had no third argument
+    for count in (2,) if _NUMPY_1 else (3, 2):
         with contextlib.suppress(TypeError):
             return wrap(*(result, context, scalar)[:count])
     return wrap(result)
@@ -250,6 +251,9 @@ def _wrap_of(*operands: Any) -> Any:
     wrap, highest = None, -math.inf
     for x in operands:
         plain = type(x) is np.ndarray
+        # NumPy 1 prefers any class to its own, but for one that does not wrap.
+        if _NUMPY_1 and (plain or getattr(x, "__array_wrap__", None) is None):
+            continue
         if not (plain or hasattr(x, "__array_wrap__")):
             continue
         priority = 0.0 if plain else getattr(x, "__array_priority__", 0.0)

@@ -188,6 +188,7 @@ def test_operands_that_are_no_arrays(operand: Any, dtype: Any) -> None:
     agree(lambda: ((operand, operand), {}))
 
 
+@pytest.mark.skipif(np.__version__.startswith("1."), reason="NumPy 1 has at most 32 axes")
 def test_33_dimensions() -> None:
     agree(lambda: ((whole("f", *[1] * 31, 2, 3), whole("f", *[2], *[1] * 30, 3, 4)), {}))
 
