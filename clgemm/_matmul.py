@@ -19,13 +19,13 @@ from clgemm import device_arrays, driver, host, small, stacks
 from clgemm.operands import is_device_array
 from clgemm.problem import BY_DTYPE
 from clgemm.stand_in import stands_in_for
+from clgemm.wrapping import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-_NUMPY_1 = np.__version__.startswith("1.")
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType(
@@ -122,7 +122,7 @@ def matmul(
         # An override is shown the keywords of the call, hence only those that the user gave.
         return host.matmul(x1, x2, **given)
     _compute(call, fresh=out is None)
-    return _wrapped(call.result, x1, x2, out, subok)
+    return wrapped(call.result, x1, x2, out, subok)
 
 
 def _plain(a: Any, b: Any) -> NDArray[Any] | None:
@@ -230,33 +230,3 @@ def _compute(call: _Call, *, fresh: bool) -> None:
     if not in_place:
         # The user's casting rule has been checked; this also broadcasts into more batch axes.
         np.copyto(c, filled.astype(loop, copy=False), casting="unsafe")
-
-
-def _wrapped(result: NDArray[Any], x1: Any, x2: Any, out: Any, subok: bool) -> Any:
-    """Return the result as the type that ufuncs give it."""
-    sources = (out,) if out is not None else (x1, x2) if subok else ()
-    wrap = _wrap_of(*sources)
-    scalar = out is None and not result.ndim
-    if wrap is None:
-        return result[()] if scalar else result
-    context = (host.matmul, (x1, x2) if out is None else (x1, x2, out), 0)
-    for count in (2,) if _NUMPY_1 else (3, 2):
-        with contextlib.suppress(TypeError):
-            return wrap(*(result, context, scalar)[:count])
-    return wrap(result)
-
-
-def _wrap_of(*operands: Any) -> Any:
-    """Return `__array_wrap__` of the operand with the highest priority; a plain array's is None."""
-    wrap, highest = None, -math.inf
-    for x in operands:
-        plain = type(x) is np.ndarray
-        # NumPy 1 prefers any class to its own, but for one that does not wrap.
-        if _NUMPY_1 and (plain or getattr(x, "__array_wrap__", None) is None):
-            continue
-        if not (plain or hasattr(x, "__array_wrap__")):
-            continue
-        priority = 0.0 if plain else getattr(x, "__array_priority__", 0.0)
-        if priority > highest or (priority == 0.0 and wrap is None):
-            wrap, highest = None if plain else x.__array_wrap__, priority
-    return wrap

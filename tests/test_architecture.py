@@ -35,7 +35,7 @@ LAYERS = (
     "driver",
     "small",
     "ghosts",
-    "blas _matmul arguments operands stacks device_arrays _explain",
+    "blas _matmul wrapping arguments operands stacks device_arrays _explain",
     "interpose cli cli_cache cli_tune __main__ __init__",
 )
 """From the ground up.  A module imports from its own layer and from those below it."""
