@@ -24,6 +24,7 @@ LAUNCH = 200e-6  # seconds a step costs the host, and cuts parts smaller
 COARSE = 256  # a block's sizes are multiples of this where they are larger than twice as much
 FINE = 16
 MANY = 64  # parts of an axis that are tried before finer ones
+FEW = 12  # the same where two axes are cut and all stays: every step packs its operands again
 
 
 def plan(problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int]) -> Schedule | None:
@@ -55,11 +56,14 @@ def plan(problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int])
 
 
 def _whole(problem: Gemm) -> Iterator[Schedule]:
-    """Yield cuts that bring every element to the device once: along one axis, the rest stays."""
+    """Yield cuts that bring every element to the device once: all stays, or all but one axis."""
     g = problem
-    for parts in _counts(g.batch):
-        yield Schedule(g, Cut(-(-g.batch // parts), g.m, g.n, g.k))
+    for parts, stays in itertools.product(_counts(g.batch), (True, False)):
+        yield Schedule(g, Cut(-(-g.batch // parts), g.m, g.n, g.k, stays=stays))
     if g.batch == 1:
+        rows, columns = ([p for p in _counts(x) if p <= FEW] for x in (g.m, g.n))
+        for m, n in itertools.product(rows, columns):
+            yield Schedule(g, Cut(1, _part(g.m, m), _part(g.n, n), g.k, stays=True))
         for parts in _counts(g.n):
             yield Schedule(g, Cut(1, g.m, _part(g.n, parts), g.k))
         for parts in _counts(g.m):
@@ -105,7 +109,8 @@ def _fits(schedule: Schedule, room: int, largest: int) -> bool:
 def _seconds(schedule: Schedule) -> float:
     """Estimate how long a schedule takes: the slowest of way in, kernels and way home.
 
-    Each of the three starts with the first tile that reaches it and is followed by the last.
+    Each of the three starts with the first tile that reaches it and is followed by the last.  Where
+    tiles stay, what arrives last is multiplied by all the tiles of the axis with fewer.
     """
     g, cut, tiles, visits = schedule.problem, schedule.cut, schedule.sizes, schedule.visits
     itemsize = PRECISIONS[g.precision].itemsize
@@ -117,6 +122,9 @@ def _seconds(schedule: Schedule) -> float:
     every = sum(tiles[name] * visits[name] for name in ups) * itemsize / UP
     step = g.flops / steps / RATE[g.precision] + LAUNCH + sum(tiles.values()) * itemsize / DEVICE
     last = tiles["c"] * itemsize / DOWN
+    behind = step * (min(visits["a"], visits["b"]) if cut.stays and g.batch == 1 else 1)
     if schedule.slots == 1:  # nothing overlaps
         return every + steps * step + visits["c"] * last
-    return max(every + step + last, first + steps * step + last, first + step + visits["c"] * last)
+    return max(
+        every + behind + last, first + steps * step + last, first + step + visits["c"] * last
+    )

@@ -17,7 +17,7 @@ from clgemm.runtime.moves import Move, is_over
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.staging import PIECE
 from clgemm.runtime.workspace import QueueWorkspace
-from clgemm.transfer import parts
+from clgemm.transfer import parts, span_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.traffic import Traffic
     from clgemm.slices import Name, Schedule, Tile
 
-INLINE = 2 << 20  # bytes of all operands up to which waking threads takes longer than copying
+INLINE = 8 << 20  # bytes of all operands up to which waking threads takes longer than copying
 PARTS = 24  # of all operands: several for each thread
 SMALL_PART = 1 << 19  # bytes; copying less takes no longer than handing it over
 
@@ -108,6 +108,9 @@ class Flow:
             if self._is_small:
                 self._run_in_line()
                 return
+            c = self._arrays.c
+            if not self._schedule.problem.reads_c and c.nbytes == span_bytes(c):
+                self._traffic.prepare(c)
             while not self._is_done():
                 self._heed()
                 happened = self._notice_ends() | self._claim() | self._launch()
@@ -151,8 +154,10 @@ class Flow:
 
     def missing(self) -> list[Tile]:
         """List the tiles of C that are not where they belong."""
-        there = sum(1 for move in self._leaving if not move.to_copy)
-        return self._schedule.results[there:]
+        there = [not move.to_copy for move in self._leaving]
+        results = self._schedule.results
+        there += [False] * (len(results) - len(there))
+        return [tile for tile, is_there in zip(results, there, strict=True) if not is_there]
 
     def is_torn(self) -> bool:
         """Tell whether a tile of C that is still to be read holds a part of its result."""

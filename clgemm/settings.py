@@ -21,7 +21,7 @@ FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may t
 TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
-DEFAULT_STAGING_MB = 144.0
+DEFAULT_STAGING_MB = 112.0
 
 
 # os.environ takes 0.7 us to say that a variable is not set, as much as a small product; the

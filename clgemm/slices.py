@@ -3,7 +3,8 @@
 Numbers only, no device.  C is cut along its rows and columns, the sum along k, a stack along its
 matrices; a `Tile` is what one operand brings to a `Step`, one product of tiles.  Tiles live in
 slots of device memory, which they take in turn: while a kernel works on one, the next tile arrives
-in another.
+in another.  Where the memory holds all tiles they stay: rows of A and columns of B then arrive in
+turn, and each one that arrives is multiplied by all that are there.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Cut(NamedTuple):
     k: int
     by_columns: bool = False
     """Whether blocks follow each other down the columns of C, not along its rows."""
+    stays: bool = False
+    """Whether each tile has a slot of its own; then K is not cut."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,8 @@ class Schedule:
 
     def _blocks(self) -> Iterator[tuple[Span, Span]]:
         rows, columns = _spans(self.problem.m, self.cut.m), _spans(self.problem.n, self.cut.n)
+        if self.cut.stays:
+            return _as_they_arrive(rows, columns)
         if self.cut.by_columns:
             return ((r, c) for c in columns for r in rows)
         return itertools.product(rows, columns)
@@ -130,14 +135,18 @@ class Schedule:
         return {name: tuple(self._loads(name)) for name in OPERANDS}
 
     def _loads(self, name: Name) -> Iterator[Load]:
-        stays = [
-            (tile, [i for i, _ in numbers])
-            for tile, numbers in itertools.groupby(
-                enumerate(getattr(step, name) for step in self.steps), key=lambda x: x[1]
-            )
-        ]
+        visits: list[tuple[Tile, list[int]]] = []
+        there: dict[Tile, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            tile = getattr(step, name)
+            if not self.cut.stays and visits and visits[-1][0] != tile:
+                there.clear()
+            if tile not in there:
+                there[tile] = []
+                visits.append((tile, there[tile]))
+            there[tile].append(number)
         slots = self.slots_of(name)
-        for i, (tile, numbers) in enumerate(stays):
+        for i, (tile, numbers) in enumerate(visits):
             before = i - slots if i >= slots else -1
             yield Load(tile, i % slots, numbers[0], numbers[-1], before)
 
@@ -154,7 +163,8 @@ class Schedule:
         for name in OPERANDS:
             for i, load in enumerate(self.loads[name]):
                 for step in range(load.first, load.last + 1):
-                    found[step][name] = i
+                    if getattr(self.steps[step], name) == load.tile:
+                        found[step][name] = i
         return tuple(found)
 
     @property
@@ -164,7 +174,7 @@ class Schedule:
 
     def slots_of(self, name: Name) -> int:
         """Count the slots of an operand."""
-        return min(self.slots, self.visits[name])
+        return self.visits[name] if self.cut.stays else min(self.slots, self.visits[name])
 
     @cached_property
     def buffers(self) -> list[tuple[Name, int]]:
@@ -193,6 +203,12 @@ class Schedule:
         stacks, m, n, k = (
             -(-size // part) for size, part in zip((g.batch, g.m, g.n, g.k), cut, strict=False)
         )
+        if cut.stays:
+            return {
+                "a": m * (stacks if g.stride_a else 1),
+                "b": n * (stacks if g.stride_b else 1),
+                "c": stacks * m * n,
+            }
         # A tile stays as long as the steps that follow each other need it.
         outer, inner = (n, m) if cut.by_columns else (m, n)
         of_outer = outer * (inner if k > 1 else 1) * k
@@ -227,3 +243,14 @@ class Schedule:
 
 def _spans(size: int, part: int) -> list[Span]:
     return [Span(i, min(i + part, size)) for i in range(0, size, part)]
+
+
+def _as_they_arrive(rows: list[Span], columns: list[Span]) -> Iterator[tuple[Span, Span]]:
+    """Pair rows and columns that arrive in turn, equal parts of both: each with all before it."""
+    arrivals = [(i / len(rows), 0, x) for i, x in enumerate(rows)]
+    arrivals += [(i / len(columns), 1, x) for i, x in enumerate(columns)]
+    there: tuple[list[Span], list[Span]] = [], []
+    for _, which, span in sorted(arrivals):
+        there[which].append(span)
+        for other in there[1 - which]:
+            yield (other, span) if which else (span, other)

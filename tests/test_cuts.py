@@ -83,6 +83,7 @@ def test_every_product_is_done_once_within_the_memory(name, room):
 @pytest.mark.parametrize("cut", [
     Cut(1, 256, 700, 700), Cut(1, 700, 256, 700), Cut(1, 256, 300, 700), Cut(1, 256, 300, 80),
     Cut(1, 700, 300, 80), Cut(1, 256, 700, 80), Cut(1, 700, 700, 80), Cut(1, 700, 700, 700),
+    Cut(1, 256, 200, 700, stays=True), Cut(1, 100, 300, 700, stays=True),
 ])  # fmt: skip
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("slots", [1, 2, SLOTS])
@@ -97,7 +98,7 @@ def test_loads_are_as_counted_and_slots_change_hands(cut, by_columns, slots, rep
         assert max(load.tile.size for load in loads) == schedule.sizes[name]
         for load, after in itertools.pairwise(loads):
             assert load.tile != after.tile
-            assert load.last + 1 == after.first
+            assert load.last + 1 == after.first or (cut.stays and load.first < after.first)
         for load in loads[schedule.slots_of(name) :]:
             assert loads[load.before].slot == load.slot
             assert all(x.slot != load.slot for x in loads[load.before + 1 : loads.index(load)])
@@ -112,17 +113,29 @@ def test_what_fits_goes_to_the_device_once():
         assert moved * PRECISIONS[g.precision].itemsize == g.operand_bytes, name
 
 
-def test_large_problems_that_fit_are_cut_into_panels():
+def test_large_problems_that_fit_are_cut_into_blocks():
     """So that copies in both directions overlap with kernels."""
     square = cuts.plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
-    assert square.cut.m == square.cut.k == 8192
-    assert 3 <= len(square.steps) <= 16
+    assert square.cut.stays
+    assert 9 <= len(square.steps) <= 36
     tall = cuts.plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
     assert tall.cut.n == tall.cut.k == 500
     assert len(tall.steps) > 1
     assert len(cuts.plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).steps) == 1
     stack = cuts.plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
     assert 3 <= len(stack.steps) <= 30
+
+
+def test_what_is_there_is_multiplied_before_more_is_needed():
+    """So that the first results leave early: half of A and of B give a quarter of C."""
+    schedule = Schedule(gemm(1024, 1536, 100), Cut(1, 256, 256, 100, stays=True))
+    assert (covered(schedule) == 100).all()
+    rows, columns = set(), set()
+    for number, step in enumerate(schedule.steps):
+        rows.add(step.a.rows)
+        columns.add(step.b.columns)
+        assert len(rows) * len(columns) - number <= max(len(rows), len(columns))
+        assert abs(len(rows) / 4 - len(columns) / 6) <= 1 / 4
 
 
 def test_what_does_not_fit_is_read_again_as_rarely_as_can_be():

@@ -19,7 +19,7 @@ from clgemm import driver, flow, host
 from clgemm.errors import DeviceError
 from clgemm.pipeline import Pipeline
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import copiers, traffic
+from clgemm.runtime import copiers, pages, traffic
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl, load
 from clgemm.tuning.check import random_matrix
@@ -365,3 +365,42 @@ assert right()
         program, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_pages_of_a_new_result_are_taken_while_operands_arrive(apart, rng, monkeypatch):
+    """Only where C is not read: else they are there; and not those between its columns."""
+    prepared = []
+    monkeypatch.setattr(traffic.Traffic, "prepare", lambda _self, x: prepared.append(x))
+    a, b = rng.random((70, 60)), rng.random((60, 50))
+    dense, wide = np.zeros((70, 50), order="F"), np.zeros((90, 50), order="F")[:70]
+    for c, beta in ((dense, 0.5), (wide, 0.0), (dense, 0.0)):
+        assert not prepared
+        check(apart, "d", a, b, c, beta=beta)
+    (x,) = prepared
+    assert np.shares_memory(x, dense)
+    assert x.nbytes == dense.nbytes
+
+
+def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
+    x, seen, all_seen = np.empty(3 * pages.CHUNK), set(), threading.Event()
+    wanted = set(pages.chunks(x))
+
+    def take(*chunk):
+        seen.add(chunk)
+        if seen == wanted:
+            all_seen.set()
+        return True
+
+    monkeypatch.setattr(pages, "take", take)
+    with apart.copiers.in_use() as queues:
+        traffic.Traffic(apart.copiers, *queues).prepare(x)
+        assert all_seen.wait(20)
+        seen.clear()
+        over = traffic.Traffic(apart.copiers, *queues)
+        over.close()
+        over.prepare(x)
+        done = threading.Event()
+        apart.copiers.post_later(done.set)
+        assert done.wait(20)
+    apart.copiers.rest()
+    assert len(seen) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -10,7 +11,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from test_transfer import separate
 
-from clgemm.runtime import memory
+from clgemm.runtime import memory, pages
 from clgemm.runtime.copiers import Copiers, Copy
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.memory import DeviceMemory, rounded
@@ -241,3 +242,47 @@ def test_parts_are_dense_in_order_and_small(shape, most):
 
 def test_a_session_counts_what_its_calls_hold(session):
     assert separate(session).copiers._running is separate(session).running
+
+
+def test_jobs_wait_until_there_is_nothing_to_copy(session, monkeypatch):
+    copiers = Copiers(session.context, DeviceMemory(session.context, MB), [])
+    monkeypatch.setattr(copiers, "_most", 1)
+    busy, done, order = threading.Event(), threading.Event(), []
+
+    def copy(name, is_wanted=lambda: True):
+        x = np.zeros(1)
+        copiers.post(Copy(x, x, is_wanted, lambda _error: order.append(name)))
+
+    copy("first", lambda: busy.wait(SECONDS))
+    copiers.post_later(lambda: order.append("job"))
+    copiers.post_later(done.set)
+    copy("second")
+    copy("third")
+    busy.set()
+    assert done.wait(SECONDS)
+    assert order == ["first", "second", "third", "job"]
+    copiers.rest()
+
+
+@pytest.mark.parametrize("offset", [0, 100, 5000])
+def test_pages_are_taken_once_and_keep_what_they_hold(offset):
+    resource = pytest.importorskip("resource", reason="another system counts page faults otherwise")
+    x = np.empty(4 * pages.CHUNK, np.uint8)[offset:]
+    x[:10] = 7
+    found = list(pages.chunks(x))
+    first, last = x.ctypes.data, x.ctypes.data + x.nbytes
+    assert found[0][0] <= first < found[0][0] + pages.PAGE
+    assert found[-1][0] + found[-1][1] == last
+    for (start, size), (after, _) in itertools.pairwise(found):
+        assert start + size == after
+        assert after % pages.CHUNK == 0
+    if not all(pages.take(*chunk) for chunk in found):
+        pytest.skip("this system takes no pages in advance")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert np.array_equal(x[:10], np.full(10, 7, np.uint8))
+    x[...] = 1
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < 50
+
+
+def test_memory_that_is_not_there_cannot_be_taken():
+    assert not pages.take(pages.PAGE, pages.PAGE)

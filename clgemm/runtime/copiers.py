@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
     from clgemm.runtime.memory import DeviceMemory
 
-THREADS = 12
-PIECES = 3  # for each thread: one to copy, one on its way to the device, one on its way back
+THREADS = 14
+PIECES = 2
+"""For each thread: one to copy and one on its way.  More leave the caches before they are read."""
 IDLE_SECONDS = 10.0
 
 
@@ -64,9 +65,10 @@ class Copiers:
         self._running = running
         self._lock = threading.Lock()
         cores = _cores()
-        self._most = max(1, min(THREADS, cores - cores // 4))
+        self._most = max(1, min(THREADS, cores - cores // 8))
         self._threads = 0
         self._waiting: deque[Copy] = deque()
+        self._later: deque[Callable[[], object]] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         self._calls = 0
         self._timer = IdleTimer(IDLE_SECONDS, self.rest)
@@ -93,6 +95,14 @@ class Copiers:
     def post(self, copy: Copy, *, first: bool = False) -> None:
         """Have a thread copy, before all that waits if it comes first."""
         (self._waiting.appendleft if first else self._waiting.append)(copy)
+        self._summon()
+
+    def post_later(self, job: Callable[[], object]) -> None:
+        """Have a thread do something when there is nothing to copy; it raises nothing."""
+        self._later.append(job)
+        self._summon()
+
+    def _summon(self) -> None:
         if self._threads < self._most:
             self._hire()
         self._tokens.put(True)
@@ -104,7 +114,11 @@ class Copiers:
 
     def _work(self) -> None:
         while self._tokens.get():
-            into, source, is_wanted, done = self._waiting.popleft()
+            try:
+                into, source, is_wanted, done = self._waiting.popleft()
+            except IndexError:  # there is a token for each copy and each job
+                self._later.popleft()()
+                continue
             error = None
             try:
                 if is_wanted():

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.runtime import pages
 from clgemm.runtime.copiers import Copy
 from clgemm.runtime.moves import is_over
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.staging import Piece, plain_piece
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from clgemm.runtime.copiers import Copiers
     from clgemm.runtime.moves import Move, Part
 
@@ -55,6 +59,16 @@ class Traffic:
     def start(self, move: Move) -> None:
         """Begin to move a tile; `turn` carries on."""
         (self._to_fetch if move.home else self._to_send).extend((move, x) for x in move.parts)
+
+    def prepare(self, x: NDArray[Any]) -> None:
+        """Have threads that have nothing to copy take the pages of a dense array."""
+
+        def job(address: int, nbytes: int, _alive: NDArray[Any] = x) -> None:
+            if self._is_wanted():
+                pages.take(address, nbytes)
+
+        for chunk in pages.chunks(x):
+            self._copiers.post_later(partial(job, *chunk))
 
     def turn(self, awaited: cl.Event | None = None, *, patient: bool = True) -> None:
         """Do all that can be done now, and if that is nothing, wait until something may be.
@@ -210,6 +224,7 @@ class Traffic:
 
     def close(self) -> None:
         """Give back what is held; nothing is under way any more."""
+        self._abandoned = True
         for piece in self._held.values():
             self._copiers.staging.give(piece)
         self._held.clear()
