@@ -33,6 +33,9 @@ WORTH = 0.9
 """The same for a CPU device's short products.  There one side had better compute everything unless
 the other gains much: behind the host's BLAS a device shares the cores with threads that spin on for
 0.1 s."""
+COPIED = 0.85
+"""The same for devices with a memory of their own: the least of a few times is measured, and copies
+mostly take longer, since their threads have to wake up."""
 SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
 
 Shape = tuple[int, int, int]

@@ -52,7 +52,11 @@ BLOCK_SECONDS = 0.001  # of them in all, if they are short
 LONG = 0.003  # seconds: longer products are timed in the first round only
 LONGEST = 0.025  # seconds that one product may take
 ENOUGH = 4  # measurements on a busy machine, of which the least times stay
-BUDGET = 0.3  # seconds; what a process that waits for another one's result expects
+MOST_SECONDS = 0.45
+"""Of one measurement, builds of kernels aside, and half of it for each side: noise makes threads
+that spin wait for each other, at up to ten times what a quiet machine needs.  What is left out
+then, the second round and the largest shapes, is measured by later processes."""
+BUILD_SECONDS = 0.1  # a first run that takes longer has built a kernel
 
 
 class _Measured(NamedTuple):
@@ -117,7 +121,7 @@ def _read_or_measure(
     if found is not None and found.settled:
         return found.times
     # One process after the other: side by side they would measure each other.
-    with store.turn(f"{name}-route", BUDGET, lambda _seconds: None):
+    with store.turn(f"{name}-route", MOST_SECONDS, lambda _seconds: None):
         before = _read(store, name, stamp)
         if before is not None and (before.settled or before != found):
             return before.times
@@ -187,26 +191,41 @@ def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
     for gemm, times in ((by_device, device), (by_host, host)):
-        timing.settle()
+        start = time.perf_counter()
+        timing.settle(MOST_SECONDS / 4)
+        left = MOST_SECONDS / 2 - (time.perf_counter() - start)
         for _ in range(ROUNDS):
-            _pass(gemm, a, b, times)
+            left -= _pass(gemm, a, b, times, left)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
 
 
-def _pass(gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float]) -> None:
-    """Time every shape that is not too large, or was timed before and is not long."""
-    again = bool(least)
+def _pass(
+    gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float], most: float
+) -> float:
+    """Time every shape that is not too large, or was timed before and is not long.
+
+    Returns
+    -------
+    float
+        The seconds that this took, builds aside: about `most` at the most.
+    """
+    again, spent = bool(least), 0.0
     for place, shape in enumerate(list(least) if again else SHAPES):
         if again and min(list(least.values())[place:]) > LONG:
-            return
+            break
         m, n, k = shape
         x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
         for _ in range(RETRIES):
-            least[shape] = min(least.get(shape, math.inf), *_timed(gemm, x, y))
+            if least and spent > most:
+                return spent
+            times = _timed(gemm, x, y)
+            spent += sum(times) - (times[0] if times[0] > BUILD_SECONDS else 0)
+            least[shape] = min(least.get(shape, math.inf), *times)
             if again or _next(shape, least[shape]) <= LONGEST:
                 break
         else:  # what is larger would take too long, and not for a moment's noise alone
-            return
+            break
+    return spent
 
 
 def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from clgemm.breakeven import SHORT, TIE, WORTH
+from clgemm.breakeven import COPIED, SHORT, TIE, WORTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,9 +18,9 @@ DEVICE: Literal["device"] = "device"
 
 SMALL_FLOPS = 2 * 64**3
 """Up to a 64-square product a launch costs more than SciPy's whole call, wherever measured."""
-SMALL_WITH_COPIES = 2 * 192**3
-"""The same for devices with a memory of their own, where nothing was measured: a bus of 10 GB/s and
-launches of 50 µs in all break even with a host of 200 GFLOP/s near here."""
+SMALL_WITH_COPIES = 2 * 896**3
+"""The same for devices with a memory of their own, where nothing was measured: an H200 breaks even
+with 16 cores of a Xeon near here in fp32, copies and threads that wake up included."""
 
 
 class Decision(NamedTuple):
@@ -71,8 +71,15 @@ def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Dec
         where = HOST if problem.flops <= small else DEVICE
         return Decision(where, "by size alone: nothing is measured here")
     host, device = found.host_seconds(problem), found.device_seconds(problem)
-    if device <= (WORTH if traits.kind == "cpu" and host < SHORT else TIE) * host:
+    if device <= _share(traits, host) * host:
         why = "the device is faster" if device < host else "the host is hardly faster"
         return Decision(DEVICE, why, host, device)
     why = "the host's BLAS is faster" if host < device else "the device is hardly faster"
     return Decision(HOST, why, host, device)
+
+
+def _share(traits: DeviceTraits, host: float) -> float:
+    """Return how much of the host's time a device may take."""
+    if not traits.unified_memory:
+        return COPIED
+    return WORTH if traits.kind == "cpu" and host < SHORT else TIE
