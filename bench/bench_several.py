@@ -155,9 +155,13 @@ def kernel_rate(team: list[Session], precision: Precision, n: int) -> float:
 def copy_rate() -> float:
     """Return the bytes a second that all cores together copy."""
     threads = host_blas.usable_cores()
-    pairs = [tuple(np.ones(COPIED_BYTES, np.uint8) for _ in "ab") for _ in range(threads)]
     times = []
+
+    def pair(_: int) -> list[NDArray[Any]]:
+        return [np.ones(COPIED_BYTES, np.uint8) for _ in "ab"]
+
     with ThreadPoolExecutor(threads) as pool:
+        pairs = list(pool.map(pair, range(threads)))
         for _ in range(REPEATS):
             start = time.perf_counter()
             list(pool.map(lambda pair: np.copyto(*pair), pairs))

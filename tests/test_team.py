@@ -21,8 +21,11 @@ RNG = np.random.default_rng(3)
 
 @pytest.fixture
 def pair(session, monkeypatch):
-    """Let the device under test, opened twice, be two devices in use; share even small calls."""
-    (found,) = (f for f in devices.find() if f.traits == session.traits)
+    """Let the device under test, and another like it or itself opened twice, be those in use.
+
+    They share even small calls.
+    """
+    *_, found = (f for f in devices.find() if f.traits == session.traits)
     second = Session(found, "the same again")
     monkeypatch.setattr(sessions, "_current", session)
     monkeypatch.setattr(sessions, "_chosen", session)
