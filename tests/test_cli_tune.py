@@ -15,7 +15,7 @@ from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import campaign, lookup, record, shapes, store, tuner, worker
 from clgemm.tuning.model import Model, Variant
-from clgemm.tuning.outcome import CHECK, TRY, Outcome
+from clgemm.tuning.outcome import CHECK, TRY, VET, Outcome
 from clgemm.tuning.shapes import Shape
 
 # They take next to no time.
@@ -74,8 +74,9 @@ def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     attempt, tried = worker.Worker.attempt, []
 
     def until_the_second(self, config, best, *, task, **more):
-        tried.append(task)
-        if len(tried) == 2:
+        if task != VET:
+            tried.append(task)
+        if tried == [TRY, TRY]:
             raise KeyboardInterrupt
         return attempt(self, config, best, task=task, **more)
 

@@ -14,7 +14,7 @@ import clgemm
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
-from clgemm.tuning import campaign, check, lookup, store, tuner, vetting, worker
+from clgemm.tuning import budget, check, lookup, store, tuner, vetting, worker
 from clgemm.tuning.record import Effort
 from clgemm.tuning.shapes import Shape
 
@@ -36,7 +36,7 @@ def only_faulty(monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "FAMILIES", (faulty.FAULTY,))
-    monkeypatch.setattr(campaign, "HANG_SECONDS", HANG_SECONDS)
+    monkeypatch.setattr(budget, "HANG_SECONDS", HANG_SECONDS)
     program = str(Path(__file__).with_name("faulty_child.py"))
     monkeypatch.setattr(worker.Worker, "command", (program,))
     monkeypatch.setattr(store, "_warned", set())

@@ -10,6 +10,7 @@ import select
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,8 +27,10 @@ from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import (
+    budget,
     campaign,
     check,
+    finals,
     lookup,
     nearest,
     progress,
@@ -38,7 +41,7 @@ from clgemm.tuning import (
     worker,
 )
 from clgemm.tuning.model import Model, Variant
-from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_from_json
+from clgemm.tuning.outcome import CHECK, RACE, TRY, VET, Outcome, config_from_json
 from clgemm.tuning.shapes import SEARCHED, standard
 
 S = PRECISIONS["s"]
@@ -68,24 +71,24 @@ class FakeWorker:
     answer = None
     tried = ()
 
-    def __init__(self, device, fingerprint, precision, asked):
+    def __init__(self, device, fingerprint, precision, asked, programs, *, leads):  # noqa: ARG002
+        assert Path(programs).is_dir()
         assert asked == {}
         assert devices.find()[device].traits.fingerprint() == fingerprint
         assert precision in PRECISIONS
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
     def start(self):
         pass
 
-    def attempt(self, config, best, *, task, limit, seconds):
+    stop = start
+
+    def learn(self, outcome):
+        assert outcome.side == 512
+
+    def attempt(self, config, best, *, task, patience, seconds):
         assert task == TRY or best == {}
-        assert 0 < limit <= campaign.HANG_SECONDS
-        assert task == CHECK or seconds > 0
+        assert patience(0.0) <= budget.HANG_SECONDS
+        assert (seconds > 0) == (task in {TRY, RACE})
         self.tried.append((config, task))
         outcome = type(self).answer(config, task)
         if task == TRY and outcome.ok:
@@ -95,6 +98,11 @@ class FakeWorker:
 
 
 SHAPES = standard(512)
+
+
+def patience(seconds):
+    """Wait for so many seconds."""
+    return lambda waited: seconds - waited
 
 
 def fine(config, seconds=1.0):
@@ -351,12 +359,12 @@ def test_if_no_finalist_passes_the_others_are_looked_at(fake):
 
     def answer(config, task):
         rank = by_rank.index(config)
-        if task == CHECK and rank < campaign.RACERS:
+        if task == CHECK and rank < finals.RACERS:
             return Outcome(config, "wrong", "not with B transposed")
         return fine(config, 1.0 + rank)
 
     fake.answer = staticmethod(answer)
-    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[campaign.RACERS]
+    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[finals.RACERS]
 
 
 def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache, caplog):
@@ -383,7 +391,7 @@ def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog, monkeyp
     assert "Resource temporarily unavailable" in caplog.text
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(TuningError, match="executable"):
-        worker.Worker(0, "", "s").attempt(DEFAULT, {}, limit=1)
+        worker.Worker(0, "", "s").attempt(DEFAULT, {}, patience=patience(1))
 
 
 def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
@@ -397,10 +405,10 @@ def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
 def test_the_budget_ends_a_search(fake, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     now = [100.0]
-    monkeypatch.setattr(campaign.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
 
-    def answer(config, _task):
-        now[0] += 0.5
+    def answer(config, task):
+        now[0] += 0.5 * (task != VET)
         return fine(config)
 
     fake.answer = staticmethod(answer)
@@ -410,10 +418,11 @@ def test_the_budget_ends_a_search(fake, monkeypatch):
     assert now[0] <= 105.5
 
 
-@pytest.mark.parametrize(("budget", "status"), [("4", "late"), ("40", "hang")])
-def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, budget, status, monkeypatch):
-    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", budget)
-    slow, waited = SPACE[-1], []
+@pytest.mark.parametrize(("seconds", "status"), [("4", "late"), ("40", "hang")])
+def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, status, monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", seconds)
+    slow, waited, now = SPACE[-1], [], [100.0]
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
 
     def answer(config, _task):
         if config == slow:
@@ -421,15 +430,16 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, budget, sta
         return fine(config)
 
     class Slow(FakeWorker):
-        def attempt(self, config, best, *, limit, **more):
+        def attempt(self, config, best, *, patience, **more):
             if config == slow:
-                waited.append(limit)
-            return super().attempt(config, best, limit=limit, **more)
+                waited.append(patience(0.0))
+                now[0] += waited[-1]
+            return super().attempt(config, best, patience=patience, **more)
 
     fake.answer = Slow.answer = staticmethod(answer)
     monkeypatch.setattr(campaign, "Worker", Slow)
     assert slow not in tuner.tuned_for(new_session(), "s").configs
-    assert (waited[0] < campaign.LEAST_HANG_SECONDS) == (status == "late")
+    assert (waited[0] < budget.LEAST_HANG_SECONDS) == (status == "late")
     store = lookup.store_for(CPU)
     trials = store.read()["s"]["trials"]
     assert [t["status"] for t in trials if t["status"] != "ok"] == [status]
@@ -522,7 +532,8 @@ def fresh(session):
 
 
 def test_the_first_call_tunes_and_the_next_process_does_not(fresh, cache, caplog, monkeypatch):
-    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "1.5")
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "30")  # however busy the machine
+    monkeypatch.setenv("CLGEMM_TUNE", "quick")
     caplog.set_level(logging.INFO, "clgemm.tuning")
     a = np.random.default_rng(5).uniform(-1, 1, (70, 70)).astype(np.float32)
     with sessions.using(fresh):
@@ -558,7 +569,7 @@ def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     with worker.Worker(index, traits.fingerprint(), "s") as child:
 
         def status(config, limit=60.0):
-            outcome = child.attempt(config, {}, task=CHECK, limit=limit)
+            outcome = child.attempt(config, {}, task=CHECK, patience=patience(limit))
             assert outcome.config == config
             return outcome.status, outcome.detail
 
@@ -582,7 +593,7 @@ def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(session):
         worker.Worker(0, "not " + session.traits.fingerprint(), "s") as child,
         pytest.raises(TuningError, match="ended with 3"),
     ):
-        child.attempt(DEFAULT, {}, limit=60)
+        child.attempt(DEFAULT, {}, patience=patience(60))
 
 
 @pytest.fixture
@@ -629,7 +640,7 @@ def test_check_finds_what_is_wrong(session, default, ruin, monkeypatch):
     said = check.Checker(session, S).mismatch(default, every=False)
     assert ("wrote beyond C" if ruin is ruin_beyond_the_edge else "times the bound") in said
     assert "run 1 of" in said
-    outcome = trial.Trial(session, S).attempt(default, {})
+    outcome = trial.Trial(session, S).attempt(default, {}, task=VET)
     assert outcome.status == "wrong"
     assert outcome.seconds == {}
 
@@ -663,7 +674,7 @@ def test_a_launch_that_fails_is_an_outcome(session, default, monkeypatch):
         cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
 
     monkeypatch.setattr(check, "run_once", fail)
-    outcome = trial.Trial(session, S).attempt(default, {})
+    outcome = trial.Trial(session, S).attempt(default, {}, task=VET)
     assert outcome.status == "run"
     assert "no memory" in outcome.detail
 
@@ -677,7 +688,7 @@ def test_after_a_failed_launch_the_child_is_replaced(monkeypatch):
     monkeypatch.setattr(child, "stop", lambda: stopped.append(True))
     for expected in ([True], [True]):
         child._answers.put(json.dumps(next(answers).as_json()))
-        child.attempt(DEFAULT, {}, limit=1)
+        child.attempt(DEFAULT, {}, patience=patience(1))
         assert stopped == expected
 
 
@@ -686,7 +697,7 @@ def test_a_child_that_replaces_another_measures_alike():
     child = worker.Worker(0, "", "s")
     child._child = SimpleNamespace(stdin=io.StringIO())
     child._answers.put(json.dumps(replace(fine(DEFAULT), clock="the host's clock").as_json()))
-    child.attempt(DEFAULT, {}, limit=1)
+    child.attempt(DEFAULT, {}, patience=patience(1))
     assert child._hello["side"] == 512
     assert child._hello["clock"] == "the host's clock"
 

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from clgemm.kernels.family import KernelSpec
     from clgemm.runtime.binaries import Binaries
@@ -86,12 +87,21 @@ class Programs:
 
         What does not build is left for `kernel` to report.
         """
+        with self.building(specs):
+            pass
+
+    @contextmanager
+    def building(self, specs: Iterable[KernelSpec]) -> Iterator[None]:
+        """Do the same beside what is in a with block, which waits at its end."""
         missing = [spec for spec in dict.fromkeys(specs) if spec not in self._programs]
-        if len(missing) > 1:
-            workers = min(len(missing), os.cpu_count() or 1, MOST_BUILDS)
-            with ThreadPoolExecutor(workers, "clgemm-build") as pool:
-                built = pool.map(self._program_or_none, missing)
-                self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
+        if not missing:
+            yield
+            return
+        workers = min(len(missing), os.cpu_count() or 1, MOST_BUILDS)
+        with ThreadPoolExecutor(workers, "clgemm-build") as pool:
+            built = pool.map(self._program_or_none, missing)
+            yield
+            self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
 
     def _program_or_none(self, spec: KernelSpec) -> cl.Program | None:
         try:

@@ -186,13 +186,15 @@ def _open(found: devices.Found, reason: str, binaries: Binaries | None = None) -
     return _sessions[found]
 
 
-def open_session(found: devices.Found, reason: str = "asked for") -> Session:
+def open_session(
+    found: devices.Found, reason: str = "asked for", binaries: Binaries | None = None
+) -> Session:
     """Return the session of a given device, opened by the first call.
 
-    Its programs are not kept on disk: trials build hundreds that nobody needs again.
+    Its programs are kept on disk only if that call says where: trials build hundreds of them.
     """
     with _lock:
-        return _open(found, reason)
+        return _open(found, reason, binaries)
 
 
 def of_queue(queue: cl.CommandQueue) -> Session:

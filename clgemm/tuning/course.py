@@ -15,17 +15,19 @@ from clgemm.tuning.shapes import SEARCHED, Shape, standard
 from clgemm.tuning.stopwatch import Stopwatch, Traced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from clgemm.kernels.family import Config, KernelSpec
+    from clgemm.problem import Gemm
     from clgemm.runtime.session import Session
     from clgemm.tuning.timing import Timing
 
 FIRST_N, LARGEST_N, ENOUGH_SECONDS = 512, 4096, 0.002
 GIVE_UP = 1.6  # times the best so far: a candidate this slow in its first run is not timed further
 CHECKED_ROWS = 4  # of what was timed
+PANEL = 128  # columns of B that are multiplied at once for the reference
 PERIOD = 1_048_573  # a prime: numbers repeat, but never in the same place of a row or column
 
 
@@ -41,7 +43,7 @@ class Product(NamedTuple):
     place_a: Any
     place_b: Any
     """Both on the device."""
-    entries: tuple[int, int]
+    entries: tuple[int, ...]
     """First and last of the stack."""
     rows: NDArray[Any]
     want: NDArray[Any]
@@ -79,6 +81,7 @@ class Course:
         self.side = side
         self._numbers: NDArray[Any] | None = None
         self._products: dict[Shape, Product] = {}
+        self._operands: dict[tuple[Any, ...], tuple[NDArray[Any], Any]] = {}
         self.stopwatch = Stopwatch(session, clock)
 
     @property
@@ -102,25 +105,34 @@ class Course:
             self.side = self._calibrate(config)
         shapes = self.shapes
         names = shapes if every else (self._asked or SEARCHED)
-        kernels = self._kernels(config, (shapes[name] for name in names))
-        self._session.programs.build_ahead(kernels)
+        self._session.programs.build_ahead(self.kernels(config, every=every))
         times = {
             name: self.time_shape(config, shapes[name], best.get(name), seconds) for name in names
         }
         return {name: timed for name, timed in times.items() if timed is not None}
 
     def _calibrate(self, config: Config) -> int:
-        """Find a square that takes long enough to be timed: CPUs and GPUs differ a thousandfold."""
-        n = FIRST_N
-        while n < LARGEST_N:
-            found = self._prepared(config, Shape(n, n, n))
-            if found is not None:
-                ready, values = found[0], found[1]
-                if timing.measure(lambda: ready.run(values), seconds=0).best >= ENOUGH_SECONDS:  # noqa: B023 - called at once
-                    break
-            n *= 2
+        """Find a square that takes long enough to be timed: CPUs and GPUs differ a thousandfold.
+
+        One square is timed, for each may take a kernel of its own; larger ones follow from it.
+        """
+        n = self._first(config)
+        found = self._prepared(config, Shape(n, n, n))
+        if found is None:
+            return LARGEST_N
+        ready, values = found[0], found[1]
+        seconds = timing.measure(lambda: ready.run(values), seconds=0).best
+        while n < LARGEST_N and seconds < ENOUGH_SECONDS:
+            n, seconds = 2 * n, 8 * seconds
         kept = set(standard(n).values())
         self._products = {shape: x for shape, x in self._products.items() if shape in kept}
+        return n
+
+    def _first(self, config: Config) -> int:
+        """Return the side of the smallest square that a family does not decline."""
+        family, n = BY_NAME[config.family], FIRST_N
+        while n < LARGEST_N and not family.accepts(self._problem(Shape(n, n, n))):
+            n *= 2
         return n
 
     def _random(self, batch: int, rows: int, columns: int, *, trans: bool) -> NDArray[Any]:
@@ -142,32 +154,75 @@ class Course:
         """Return the operands of one shape, made once for all candidates."""
         if shape not in self._products:
             m, n, k, batch = shape[:4]
-            a = self._random(batch, m, k, trans=shape.trans_a)
-            b = self._random(batch, k, n, trans=shape.trans_b)
+            a, place_a = self._operand("a", batch, m, k, trans=shape.trans_a)
+            b, place_b = self._operand("b", batch, k, n, trans=shape.trans_b)
             rows = np.random.default_rng(22).integers(0, m, CHECKED_ROWS)
-            entries = (0, batch - 1)
-            wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
+            entries = tuple(dict.fromkeys((0, batch - 1)))
             stack_a, stack_b = (a, b) if batch > 1 else (a[None], b[None])
-            left = np.stack([stack_a[entry][rows] for entry in entries]).astype(wide)
-            right = [stack_b[entry] for entry in entries]
-            want = np.stack([x @ y.astype(wide) for x, y in zip(left, right, strict=True)])
-            bound = np.stack([np.abs(x) @ np.abs(y) for x, y in zip(left, right, strict=True)])
+            found = [self._reference(stack_a[entry][rows], stack_b[entry]) for entry in entries]
+            want, bound = (np.stack(x) for x in zip(*found, strict=True))
             limit = 2 * (k + 8) * self._precision.eps * bound
-            place_a, place_b = (transfer.place(self._session, x) for x in (a, b))
             self._products[shape] = Product(
                 Operand(a), Operand(b), place_a, place_b, entries, rows, want, limit
             )
         return self._products[shape]
 
-    def _kernels(self, config: Config, shapes: Iterable[Shape]) -> Iterator[KernelSpec]:
-        """Name the kernels that shapes take, of those that the family does not decline."""
-        traits, family = self._session.traits, BY_NAME[config.family]
-        for shape in shapes:
-            problem = shape.problem(self._precision.code)
-            problem = problem._replace(aligned=not traits.unified_memory)
+    def _operand(
+        self, name: str, batch: int, rows: int, columns: int, *, trans: bool
+    ) -> tuple[NDArray[Any], Any]:
+        """Return an operand and its place on the device; shapes share those that are alike."""
+        key = name, batch, rows, columns, trans
+        if key not in self._operands:
+            x = self._random(batch, rows, columns, trans=trans)
+            self._operands[key] = x, transfer.place(self._session, x)
+        return self._operands[key]
+
+    def _reference(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return x @ y in double precision and |x| @ |y|, by panels of y that fit the caches."""
+        wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
+        left, size, n = x.astype(wide), np.abs(x), y.shape[1]
+        want, bound = np.empty((len(x), n), wide), np.empty((len(x), n))
+        for start in range(0, n, PANEL):
+            panel = slice(start, start + PANEL)
+            want[:, panel] = left @ y[:, panel].astype(wide)
+            bound[:, panel] = size @ np.abs(y[:, panel])
+        return want, bound
+
+    def kernels(self, config: Config, *, every: bool) -> Iterator[KernelSpec]:
+        """Name the kernels that `time` takes, of the shapes that the family does not decline."""
+        family = BY_NAME[config.family]
+        for problem in map(self._problem, self._expected(config, every=every)):
             if family.accepts(problem):
-                plan = family.plan(traits, problem, config)
+                plan = family.plan(self._session.traits, problem, config)
                 yield from (step.kernel for step in plan.steps)
+
+    def lay_out(self, config: Config) -> None:
+        """Make the operands of what `time` will time."""
+        for shape in self._expected(config, every=False):
+            self._product(shape)
+
+    def rehearse(self, config: Config) -> None:
+        """Run what `time` will time once: some compilers for CPUs do their work no earlier."""
+        if self._session.traits.unified_memory:
+            for shape in self._expected(config, every=False):
+                prepared = self._prepared(config, shape)
+                if prepared is not None:
+                    prepared[0].run(prepared[1])
+
+    def _expected(self, config: Config, *, every: bool) -> list[Shape]:
+        """List what `time` will time; sizes that are not known yet are guessed."""
+        unified = self._session.traits.unified_memory
+        shapes = standard(self.side or (FIRST_N if unified else LARGEST_N)) | self._asked
+        expected = [shapes[name] for name in (shapes if every else (self._asked or SEARCHED))]
+        if not self.side:
+            n = self._first(config)
+            expected.append(Shape(n, n, n))
+        return expected
+
+    def _problem(self, shape: Shape) -> Gemm:
+        """Describe a shape, of operands as they will lie."""
+        aligned = not self._session.traits.unified_memory
+        return shape.problem(self._precision.code)._replace(aligned=aligned)
 
     def _prepared(
         self, config: Config, shape: Shape

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-TRY, RACE, CHECK = "try", "race", "check"
+VET, TRY, RACE, CHECK = "vet", "try", "race", "check"
 """What is done with a candidate: see `Trial.attempt`."""
 
 

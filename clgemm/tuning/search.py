@@ -76,6 +76,7 @@ class Search:
         self._tried: set[Config] = set()
         self._results: dict[Config, Outcome] = {}
         self._specs: dict[Config, frozenset[KernelSpec]] = {}
+        self._walking = False
         self._schedule = self._in_order()
         self.bracket = BRACKET
         """Candidates that the halving starts with; read once, when it starts."""
@@ -153,6 +154,14 @@ class Search:
         """Return the next candidate, None when nothing is left to try."""
         return next(self._schedule, None)
 
+    def ahead(self) -> Iterator[Config]:
+        """Yield what is likely to be proposed next, whatever comes of the candidates before."""
+        yield from self._untried(self._first)
+        if not self._known_only:
+            if self._walking:
+                yield from self._untried(self._neighbours())
+            yield from self._untried(self._sample)
+
     def _in_order(self) -> Iterator[Proposal]:
         for config in self._first:
             if config not in self._tried:
@@ -181,6 +190,7 @@ class Search:
 
     def _walk(self) -> Iterator[Proposal]:
         """Try the neighbourhood of the best, and now and then the sample, until nothing is left."""
+        self._walking = True
         for count in itertools.count(1):
             near, far = self._untried(self._neighbours()), self._untried(self._sample)
             order = (far, near) if count % EVERY_OTHER == 0 else (near, far)

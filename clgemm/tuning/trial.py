@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices, faults
 from clgemm.runtime import session as sessions
-from clgemm.runtime.binaries import kept_for
+from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.tuning.check import Checker
 from clgemm.tuning.course import Course, WrongResultError
 from clgemm.tuning.outcome import CHECK, RACE, TRY, Outcome, config_from_json
@@ -48,6 +49,8 @@ class Trial:
         Of the square among the other shapes; found at the first candidate if it is not known.
     clock : str, optional
         Whose clock counts; found at the first candidate if it is not known.
+    leads : bool
+        Whether candidates will be timed here, so that operands had better be ready.
     """
 
     def __init__(
@@ -57,8 +60,11 @@ class Trial:
         asked: Mapping[str, Shape] | None = None,
         side: int = 0,
         clock: str = "",
+        *,
+        leads: bool = True,
     ) -> None:
         self._session = session
+        self._leads = leads
         self._course = Course(session, precision, asked, side, clock)
         self._checker = Checker(session, precision)
 
@@ -74,26 +80,20 @@ class Trial:
         best : mapping
             Seconds of the best so far by shape; what is much slower is not timed to the end.
         task : str
-            `TRY`: check it, then time it with the shapes that the search goes by.
-            `RACE`: time it, which was tried before, with every shape.
-            `CHECK`: check all transposes and time nothing: what a winner must pass.
+            `VET`: build what it takes to time it, and check it.
+            `TRY`: time it, which passed that, with the shapes that the search goes by.
+            `CHECK`: check all transposes: what a winner must pass.
+            `RACE`: time it, which passed that, with every shape.
         seconds : float
             How long to time each shape.
         """
         try:
             with faults.translated_errors(str(config)):
-                every = task == CHECK
-                if task != RACE:
-                    kernels = self._checker.kernels(config, every=every)
-                    self._session.programs.build_ahead(kernels)
-                    mismatch = self._checker.mismatch(config, every=every)
-                    if mismatch:
-                        return Outcome(config, "wrong", mismatch)
-                times = {}
-                if every:
-                    self._keep(config)
-                else:
-                    times = self._course.time(config, best, seconds, every=task == RACE)
+                every, times = task in {CHECK, RACE}, {}
+                if task in {TRY, RACE}:
+                    times = self._course.time(config, best, seconds, every=every)
+                elif mismatch := self._mismatch(config, every=every):
+                    return Outcome(config, "wrong", mismatch)
         except WrongResultError as error:
             return Outcome(config, "wrong", str(error))
         except BuildError as error:
@@ -110,6 +110,26 @@ class Trial:
             self._course.stopwatch.clock,
         )
 
+    def learn(self, side: int) -> None:
+        """Take the side of the square among the shapes from another process that found it."""
+        self._course.side = self._course.side or side
+
+    def _mismatch(self, config: Config, *, every: bool) -> str:
+        """Build and check a candidate; return what is wrong, or ""."""
+        kernels = self._checker.kernels(config, every=every)
+        timed = () if every else self._course.kernels(config, every=False)
+        operands = self._leads and not every and not self._session.traits.unified_memory
+        with self._session.programs.building((*kernels, *timed)):
+            if operands:
+                self._course.lay_out(config)
+        mismatch = self._checker.mismatch(config, every=every)
+        if not mismatch:
+            if every:
+                self._keep(config)
+            else:
+                self._course.rehearse(config)
+        return mismatch
+
     def _keep(self, config: Config) -> None:
         """Keep a winner's programs on disk: who called for the search need not build them again."""
         binaries = kept_for(self._session.traits)
@@ -119,6 +139,7 @@ class Trial:
 
 
 def _answer(trial: Trial, order: Mapping[str, Any]) -> dict[str, Any]:
+    trial.learn(order["side"])
     config = config_from_json(order["config"])
     outcome = trial.attempt(config, order["best"], task=order["do"], seconds=order["seconds"])
     return outcome.as_json()
@@ -139,10 +160,14 @@ def serve(orders: Iterable[str], answers: Any) -> int:
             found = devices.find()[order["device"]]
             if found.traits.fingerprint() != order["fingerprint"]:
                 return WRONG_DEVICE
-            session = sessions.open_session(found)
+            folder = order["programs"]
+            kept = Binaries(Path(folder), order["fingerprint"]) if folder else None
+            session = sessions.open_session(found, "a trial", kept)
             asked = {name: Shape(*sizes) for name, sizes in order["asked"].items()}
             precision = PRECISIONS[order["precision"]]
-            trial = Trial(session, precision, asked, order["side"], order["clock"])
+            trial = Trial(
+                session, precision, asked, order["side"], order["clock"], leads=order["leads"]
+            )
             reply: dict[str, Any] = {"ready": True}
         else:
             reply = _answer(trial, order)

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -17,13 +19,15 @@ from clgemm.errors import TuningError
 from clgemm.tuning.outcome import TRY, Outcome, config_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from typing_extensions import Self
 
     from clgemm.kernels.family import Config
     from clgemm.tuning.shapes import Shape
+
+    Patience = Callable[[float], float]
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ ENVIRONMENT = {
     "CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
     "PYTHONSAFEPATH": "1",
 }  # fmt: skip
+LOOK_SECONDS = 0.05  # between looks at whether anybody still waits for an answer
 START_SECONDS = 60.0  # for a child to import what it needs and open the device
 STDERR_TAIL = 400  # characters of a dead child's last words that are kept
 
@@ -41,7 +46,7 @@ class NoAnswer(NamedTuple):
     """What became of a child that did not answer."""
 
     status: str
-    """crash or hang."""
+    """crash, hang or late."""
     detail: str
 
 
@@ -58,6 +63,10 @@ class Worker:
         BLAS letter.
     asked : mapping, optional
         Shapes to go by, by name: see `Course`.
+    programs : str, optional
+        Folder through which children share what they compiled.
+    leads : bool
+        Whether this child is the one that times, and had better be ready for it.
     """
 
     command: ClassVar[tuple[str, ...]] = ("-m", "clgemm.tuning.trial")
@@ -69,15 +78,22 @@ class Worker:
         fingerprint: str,
         precision: str,
         asked: Mapping[str, Shape] | None = None,
+        programs: str = "",
+        *,
+        leads: bool = True,
     ) -> None:
         self._hello = {
             "device": device,
             "fingerprint": fingerprint,
             "precision": precision,
             "asked": dict(asked or {}),
+            "programs": programs,
+            "leads": leads,
             "side": 0,
             "clock": "",
         }
+        self.dropped = False
+        """While it is set no answer is waited for: a thread that does gives up, blaming nobody."""
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
         self._stderr: IO[bytes] | None = None
@@ -99,43 +115,48 @@ class Worker:
         best: Mapping[str, float],
         *,
         task: str = TRY,
-        limit: float,
+        patience: Patience,
         seconds: float = 0.04,
     ) -> Outcome:
         """Try one candidate; see `Trial.attempt`.
 
         Parameters
         ----------
-        limit : float
-            Seconds after which the child is taken for hung and killed.
+        patience : callable
+            Tells by the seconds that passed how many more to wait: when none are left, the child is
+            taken for hung and killed.
 
         Returns
         -------
         Outcome
-            With status crash or hang if the child gave no answer.
+            With status crash, hang or late if the child gave no answer.
 
         Raises
         ------
         TuningError
             If no child can be started: that is no candidate's fault.
         """
-        answer = self._ask(
-            {
-                "do": task,
-                "config": config_as_json(config),
-                "best": dict(best),
-                "seconds": seconds,
-            },
-            limit,
-        )
+        order = {
+            "do": task,
+            "config": config_as_json(config),
+            "best": dict(best),
+            "seconds": seconds,
+            "side": self._hello["side"],
+        }
+        self.start()
+        answer = self._exchange(order, patience)
         if isinstance(answer, NoAnswer):
             return Outcome(config, answer.status, answer.detail)
         outcome = Outcome.from_json(answer)
         if outcome.clock:  # a child after this one measures alike
-            self._hello |= {"side": outcome.side, "clock": outcome.clock}
+            self.learn(outcome)
         if outcome.status == "run":
             self.stop()  # a context in which a launch failed may fail every later one
         return outcome
+
+    def learn(self, outcome: Outcome) -> None:
+        """Tell this child, and those after it, the sizes and the clock that another one found."""
+        self._hello |= {"side": outcome.side, "clock": outcome.clock}
 
     def start(self) -> None:
         """Start the child if there is none and let it open the device.
@@ -147,34 +168,42 @@ class Worker:
         """
         if self._child is None:
             self._start()
-            refusal = self._exchange(self._hello, START_SECONDS)
+            refusal = self._exchange(self._hello, lambda waited: START_SECONDS - waited)
             if isinstance(refusal, NoAnswer):
                 raise TuningError(f"no candidate can be tried: {refusal.detail}")
 
-    def _ask(self, order: Mapping[str, Any], limit: float) -> dict[str, Any] | NoAnswer:
+    def _exchange(self, order: Mapping[str, Any], patience: Patience) -> dict[str, Any] | NoAnswer:
         """Send an order to the child and wait for the answer."""
-        self.start()
-        return self._exchange(order, limit)
-
-    def _exchange(self, order: Mapping[str, Any], limit: float) -> dict[str, Any] | NoAnswer:
-        assert self._child is not None  # noqa: S101 - `_ask` started it
+        assert self._child is not None  # noqa: S101 - `start` started it
         assert self._child.stdin is not None  # noqa: S101 - Popen was asked for a pipe
         try:
             self._child.stdin.write(json.dumps(order) + "\n")
             self._child.stdin.flush()
-            answer = self._answers.get(timeout=limit)
-        except queue.Empty:
-            self.stop()
-            return NoAnswer("hang", f"no answer within {limit:.3g} s")
+            answer = self._wait(patience)
         except OSError:
             answer = ""
         except BaseException:  # the keyboard: what the child answers later must not be mistaken
             self.stop()
             raise
+        if isinstance(answer, NoAnswer):
+            self.stop()
+            return answer
         if not answer:
             return self._post_mortem()
         result: dict[str, Any] = json.loads(answer)
         return result
+
+    def _wait(self, patience: Patience) -> str | NoAnswer:
+        """Wait for a line; "" if the child has ended."""
+        begun = time.monotonic()
+        while not self.dropped:
+            waited = time.monotonic() - begun
+            more = patience(waited)
+            if more <= 0:
+                return NoAnswer("hang", f"no answer within {waited:.3g} s")
+            with suppress(queue.Empty):
+                return self._answers.get(timeout=min(LOOK_SECONDS, more))
+        return NoAnswer("late", "the search ended before it answered")
 
     def _start(self) -> None:
         if not sys.executable:

@@ -1,0 +1,102 @@
+"""The time of one search: what is left, and what must be kept for its end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+SHARE = 0.92  # of the budget that a search may take: the call that began it goes on afterwards
+RACE_SHARE = 0.25  # of it, kept for the races
+HANG_SECONDS = (
+    30.0  # a candidate that needs longer to build and check, or to be timed, is of no use
+)
+LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
+FIRST_SECONDS = 5.0  # that the first one is waited for, however short the search
+LATE_SHARE = 1 / 5  # of the budget, after which a candidate is given up for this search
+HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
+SOME_SECONDS = 0.05  # what a trial takes at least
+
+
+class Budget:
+    """Counts seconds from its making.
+
+    Parameters
+    ----------
+    seconds : float
+        For all of it.
+    crew : int
+        Children that build and check side by side.
+    """
+
+    def __init__(self, seconds: float, crew: int) -> None:
+        self._start = time.monotonic()
+        self.seconds = SHARE * seconds
+        self._crew = crew
+        self._vets: dict[str, list[float]] = {}
+        self._times: list[float] = []
+        self.has_winner = False
+        """Whether a candidate has passed its last check."""
+
+    def passed(self) -> float:
+        """Return the seconds since the start."""
+        return time.monotonic() - self._start
+
+    def left(self) -> float:
+        """Return the seconds until the end."""
+        return self.seconds - self.passed()
+
+    def vetted(self, family: str, seconds: float) -> None:
+        """Note how long it took to build and check a candidate."""
+        self._vets.setdefault(family, []).append(seconds)
+
+    def timed(self, seconds: float) -> None:
+        """Note how long it took to time a candidate."""
+        self._times.append(seconds)
+
+    def _all_vets(self) -> list[float]:
+        return [seconds for some in list(self._vets.values()) for seconds in some]
+
+    def searching(self, racing: float) -> float:
+        """Return the seconds that may still go into new candidates.
+
+        A part is kept for the races, by how many candidates there are for them, and as much for
+        the last checks as building and checking a candidate took at most: they build more kernels,
+        side by side.
+        """
+        kept = RACE_SHARE * racing * self.seconds + max(self._all_vets(), default=0.0)
+        return self.left() - kept
+
+    def racing(self) -> bool:
+        """Tell whether there is time for a race."""
+        return self.left() > RACE_SHARE / 2 * self.seconds
+
+    def typical(self) -> float:
+        """Return what one more candidate takes; the first one made the operands as well."""
+        vets = self._all_vets()
+        vet = statistics.median(vets) if vets else 0.0
+        timed = statistics.median(self._times[1:]) if self._times[1:] else 0.0
+        return max(SOME_SECONDS, vet / self._crew + timed)
+
+    def patience(self, family: str, waited: float) -> float:
+        """Return how much longer to wait for one: it may take longer than any before, not all time.
+
+        As long as none of its family has ended nothing is known of how long its builds take.  The
+        very first one may go beyond the end of a short search: there must be something to choose.
+        """
+        end = self.left() if self._times else max(self.left(), FIRST_SECONDS - waited)
+        some = HANG_SECONDS
+        if family in self._vets:
+            known = max(self._vets[family] + self._times)
+            least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
+            some = min(some, max(least, 2 * known, HANG_SHARE * (self.left() + waited)))
+        return min(some - waited, end)
+
+    def last_patience(self, family: str, waited: float) -> float:
+        """Return the same for a winner's check: until there is one, it may go beyond the end."""
+        usual = 2 * max(self._vets.get(family, [LEAST_HANG_SECONDS]))
+        end = self.left() if self.has_winner else max(self.left(), usual - waited)
+        return min(HANG_SECONDS - waited, end)
+
+    def is_hang(self, waited: float) -> bool:
+        """Tell whether no answer after so long is a fault, not just too late for this search."""
+        return waited >= LEAST_HANG_SECONDS and self.left() > 0
