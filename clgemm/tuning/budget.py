@@ -93,7 +93,7 @@ class Budget:
 
     def last_patience(self, family: str, waited: float) -> float:
         """Return the same for a winner's check: until there is one, it may go beyond the end."""
-        usual = 2 * max(self._vets.get(family, [LEAST_HANG_SECONDS]))
+        usual = max(FIRST_SECONDS, 2 * max(self._vets.get(family, [0.0])))
         end = self.left() if self.has_winner else max(self.left(), usual - waited)
         return min(HANG_SECONDS - waited, end)
 

@@ -6,6 +6,8 @@ What is timed is timed by the leader alone, while the others wait.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -109,7 +111,8 @@ class Crew:
         attempt : callable
             Tries one, in a thread of its own.
         go_on : callable
-            Tells whether another one may be begun.
+            Tells whether another one may be begun.  It may as well while one takes longer than any
+            that has ended: that one is waited for anyway.
 
         Returns
         -------
@@ -117,23 +120,28 @@ class Crew:
             Of those that were tried, as they ended.
         """
         waiting, idle = iter(configs), list(self._workers)
-        fresh = len(idle)
-        running: dict[Future[Outcome], Worker] = {}
+        fresh, longest = len(idle), math.inf
+        running: dict[Future[Outcome], tuple[Worker, float]] = {}
         outcomes: list[Outcome] = []
         try:
             while True:
-                while idle and (fresh > 0 or go_on()):
+                now = time.monotonic()
+                overdue = any(now - begun > longest for _, begun in running.values())
+                while idle and (fresh > 0 or overdue or go_on()):
                     config = next(waiting, None)
                     if config is None:
                         break
                     fresh -= 1
                     worker = idle.pop(0)
-                    running[self._pool.submit(attempt, worker, config)] = worker
+                    running[self._pool.submit(attempt, worker, config)] = worker, now
                 if not running:
                     return outcomes
                 for done in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
-                    idle.append(running.pop(done))
+                    worker, begun = running.pop(done)
+                    idle.append(worker)
                     outcomes.append(done.result())
+                    took = time.monotonic() - begun
+                    longest = max(took + LOOK_SECONDS, 0.0 if math.isinf(longest) else longest)
         except BaseException:  # the keyboard, or a child that cannot be replaced
             self._drop(dropped=True)
             wait(running)
