@@ -112,7 +112,7 @@ def against(
         configs = chosen(session, one, shape), chosen(session, other, shape)
         runs = {str(c): product(session, code, shape, c) for c in configs}
         times = timing.side_by_side(runs, rounds=3)
-        first, second = (times[str(c)].median for c in configs)
+        first, second = (times[str(c)].quartile for c in configs)  # others only add time
         ratios.append(second / first)
         noisy = "  (noisy machine)" if any(t.noisy for t in times.values()) else ""
         print(
@@ -142,7 +142,7 @@ def choice(session: Session, model: Model) -> dict[str, Any]:
         runs = {str(i): product(session, code, shape, model.variants[i].config) for i in guess}
         if not runs:
             continue
-        times = {int(i): t.median for i, t in timing.side_by_side(runs, rounds=2).items()}
+        times = {int(i): t.quartile for i, t in timing.side_by_side(runs, rounds=2).items()}
         taken = next(i for i in guess if model.variants[i].config == config)
         ratios.append(min(times.values()) / times[taken])
         order = sorted(guess, key=guess.__getitem__)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clgemm import transfer
 from clgemm.execute import slots
 from clgemm.kernels import BY_NAME
-from clgemm.problem import PRECISIONS, Operand, Precision, describe
+from clgemm.problem import describe
 from clgemm.tuning import timing
+from clgemm.tuning.products import Products
 from clgemm.tuning.shapes import SEARCHED, Shape, standard
 from clgemm.tuning.stopwatch import Stopwatch, Traced
 
@@ -20,34 +21,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.kernels.family import Config, KernelSpec
-    from clgemm.problem import Gemm
+    from clgemm.problem import Gemm, Precision
     from clgemm.runtime.session import Session
     from clgemm.tuning.timing import Timing
 
 FIRST_N, LARGEST_N, ENOUGH_SECONDS = 512, 4096, 0.002
 GIVE_UP = 1.6  # times the best so far: a candidate this slow in its first run is not timed further
-CHECKED_ROWS = 4  # of what was timed
-PANEL = 128  # columns of B that are multiplied at once for the reference
-PERIOD = 1_048_573  # a prime: numbers repeat, but never in the same place of a row or column
 
 
 class WrongResultError(Exception):
     """What was timed differs from the reference."""
-
-
-class Product(NamedTuple):
-    """What is timed at one shape, and what some rows of it must come to."""
-
-    a: Operand
-    b: Operand
-    place_a: Any
-    place_b: Any
-    """Both on the device."""
-    entries: tuple[int, ...]
-    """First and last of the stack."""
-    rows: NDArray[Any]
-    want: NDArray[Any]
-    limit: NDArray[Any]
 
 
 class Course:
@@ -79,9 +62,7 @@ class Course:
         self._precision = precision
         self._asked = dict(asked or {})
         self.side = side
-        self._numbers: NDArray[Any] | None = None
-        self._products: dict[Shape, Product] = {}
-        self._operands: dict[tuple[Any, ...], tuple[NDArray[Any], Any]] = {}
+        self._products = Products(session, precision)
         self.stopwatch = Stopwatch(session, clock)
 
     @property
@@ -124,8 +105,7 @@ class Course:
         seconds = timing.measure(lambda: ready.run(values), seconds=0).best
         while n < LARGEST_N and seconds < ENOUGH_SECONDS:
             n, seconds = 2 * n, 8 * seconds
-        kept = set(standard(n).values())
-        self._products = {shape: x for shape, x in self._products.items() if shape in kept}
+        self._products.forget_all_but(standard(n).values())
         return n
 
     def _first(self, config: Config) -> int:
@@ -134,59 +114,6 @@ class Course:
         while n < LARGEST_N and not family.accepts(self._problem(Shape(n, n, n))):
             n *= 2
         return n
-
-    def _random(self, batch: int, rows: int, columns: int, *, trans: bool) -> NDArray[Any]:
-        """Return a matrix or stack, column-major unless `trans`."""
-        if self._numbers is None:
-            rng, count = np.random.default_rng(21), PERIOD
-            numbers = rng.uniform(-1, 1, count)
-            if self._precision.is_complex:
-                numbers = numbers + 1j * rng.uniform(-1, 1, count)
-            self._numbers = numbers.astype(self._precision.dtype)
-        flat = np.resize(self._numbers, batch * rows * columns)
-        if trans:
-            x = flat.reshape(batch, rows, columns)
-        else:
-            x = flat.reshape(batch, columns, rows).swapaxes(1, 2)
-        return x if batch > 1 else x[0]
-
-    def _product(self, shape: Shape) -> Product:
-        """Return the operands of one shape, made once for all candidates."""
-        if shape not in self._products:
-            m, n, k, batch = shape[:4]
-            a, place_a = self._operand("a", batch, m, k, trans=shape.trans_a)
-            b, place_b = self._operand("b", batch, k, n, trans=shape.trans_b)
-            rows = np.random.default_rng(22).integers(0, m, CHECKED_ROWS)
-            entries = tuple(dict.fromkeys((0, batch - 1)))
-            stack_a, stack_b = (a, b) if batch > 1 else (a[None], b[None])
-            found = [self._reference(stack_a[entry][rows], stack_b[entry]) for entry in entries]
-            want, bound = (np.stack(x) for x in zip(*found, strict=True))
-            limit = 2 * (k + 8) * self._precision.eps * bound
-            self._products[shape] = Product(
-                Operand(a), Operand(b), place_a, place_b, entries, rows, want, limit
-            )
-        return self._products[shape]
-
-    def _operand(
-        self, name: str, batch: int, rows: int, columns: int, *, trans: bool
-    ) -> tuple[NDArray[Any], Any]:
-        """Return an operand and its place on the device; shapes share those that are alike."""
-        key = name, batch, rows, columns, trans
-        if key not in self._operands:
-            x = self._random(batch, rows, columns, trans=trans)
-            self._operands[key] = x, transfer.place(self._session, x)
-        return self._operands[key]
-
-    def _reference(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return x @ y in double precision and |x| @ |y|, by panels of y that fit the caches."""
-        wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
-        left, size, n = x.astype(wide), np.abs(x), y.shape[1]
-        want, bound = np.empty((len(x), n), wide), np.empty((len(x), n))
-        for start in range(0, n, PANEL):
-            panel = slice(start, start + PANEL)
-            want[:, panel] = left @ y[:, panel].astype(wide)
-            bound[:, panel] = size @ np.abs(y[:, panel])
-        return want, bound
 
     def kernels(self, config: Config, *, every: bool) -> Iterator[KernelSpec]:
         """Name the kernels that `time` takes, of the shapes that the family does not decline."""
@@ -199,7 +126,7 @@ class Course:
     def lay_out(self, config: Config) -> None:
         """Make the operands of what `time` will time."""
         for shape in self._expected(config, every=False):
-            self._product(shape)
+            self._products.of(shape)
 
     def rehearse(self, config: Config) -> None:
         """Run what `time` will time once: some compilers for CPUs do their work no earlier."""
@@ -228,7 +155,7 @@ class Course:
         self, config: Config, shape: Shape
     ) -> tuple[Traced, Any, NDArray[Any], Any] | None:
         """Build what computes one shape; None if the family declines it."""
-        product = self._product(shape)
+        product = self._products.of(shape)
         stack = (shape.batch,) if shape.batch > 1 else ()
         c = np.full((*stack, shape.n, shape.m), np.nan, self._precision.dtype).swapaxes(-1, -2)
         problem = describe(product.a, product.b, c, reads_c=False)
@@ -265,7 +192,7 @@ class Course:
         limit = float("inf") if best is None else best * GIVE_UP
         timed = self.stopwatch.time(ready, values, seconds=seconds, give_up=limit)
         transfer.fetch(self._session, place, c)
-        product = self._product(shape)
+        product = self._products.of(shape)
         stacked = c if shape.batch > 1 else c[None]
         got = np.stack([stacked[entry][product.rows] for entry in product.entries])
         worst = np.max(np.abs(got - product.want) / product.limit)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import queue
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from clgemm.errors import TuningError
+from clgemm.tuning import child as processes
 from clgemm.tuning.outcome import TRY, Outcome, config_as_json
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
@@ -29,14 +25,6 @@ if TYPE_CHECKING:
 
     Patience = Callable[[float], float]
 
-log = logging.getLogger(__name__)
-
-# OpenBLAS' workers spin for tens of milliseconds after a call, on cores that are about to be timed.
-# A folder named clgemm in the user's current directory must not stand in for this package.
-ENVIRONMENT = {
-    "CLGEMM_TUNE": "off", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-    "PYTHONSAFEPATH": "1",
-}  # fmt: skip
 LOOK_SECONDS = 0.05  # between looks at whether anybody still waits for an answer
 START_SECONDS = 60.0  # for a child to import what it needs and open the device
 STDERR_TAIL = 400  # characters of a dead child's last words that are kept
@@ -167,7 +155,8 @@ class Worker:
             If it cannot: that is no candidate's fault.
         """
         if self._child is None:
-            self._start()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
+            self._child, self._answers = processes.start(self.command, self._stderr)
             refusal = self._exchange(self._hello, lambda waited: START_SECONDS - waited)
             if isinstance(refusal, NoAnswer):
                 raise TuningError(f"no candidate can be tried: {refusal.detail}")
@@ -205,27 +194,6 @@ class Worker:
                 return self._answers.get(timeout=min(LOOK_SECONDS, more))
         return NoAnswer("late", "the search ended before it answered")
 
-    def _start(self) -> None:
-        if not sys.executable:
-            raise TuningError("this Python has no executable of its own to try candidates with")
-        # The child must find this very package, installed or not.
-        root = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), root)))
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop()
-        self._child = subprocess.Popen(  # noqa: S603 - this interpreter, no words of a user
-            [sys.executable, *self.command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=os.environ | ENVIRONMENT | {"PYTHONPATH": path},
-            text=True,
-            encoding="utf-8",
-        )
-        self._answers = queue.Queue()
-        threading.Thread(
-            target=_listen, args=(self._child, self._answers), name="clgemm-tuning", daemon=True
-        ).start()
-
     def _post_mortem(self) -> NoAnswer:
         """Say how the child died, and forget it."""
         assert self._child is not None  # noqa: S101 - only called while there is a child
@@ -241,29 +209,7 @@ class Worker:
         """End the child."""
         child, self._child = self._child, None
         if child is not None:
-            child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    _close(pipe)
+            processes.end(child)
         if self._stderr is not None:
             self._stderr.close()
             self._stderr = None
-
-
-def _close(pipe: IO[Any]) -> None:
-    try:
-        pipe.close()
-    except OSError as error:  # what was still to be written to a dead child
-        log.debug("closing the pipe of a dead child: %s", error)
-
-
-def _listen(child: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
-    """Pass the child's lines on; an empty one says that it has ended."""
-    assert child.stdout is not None  # noqa: S101 - Popen was asked for a pipe
-    try:
-        for line in child.stdout:
-            answers.put(line)
-    except (OSError, ValueError) as error:  # the pipe was closed by stop()
-        log.debug("reading from a stopped child: %s", error)
-    answers.put("")
