@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import platform
+import signal
 import sys
 import warnings
 from importlib import metadata
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clgemm import blas, cli_cache, cli_tune, scipy_blas, settings
+from clgemm import blas, cli_cache, cli_tune, cli_values, scipy_blas, settings
 from clgemm._explain import explain, of_shape
 from clgemm._version import __version__
 from clgemm.errors import ClgemmError, ClgemmWarning
@@ -150,8 +152,6 @@ def _demo_line(precision: Precision, n: int) -> bool:
 
 def print_explanations(codes: str, sizes: Sequence[Shape]) -> int:
     """Print where column-major products would run; return the exit status."""
-    if not codes or not set(codes) <= set(PRECISIONS):
-        raise ClgemmError(f"--precision {codes!r}: give letters of sdcz")
     for size in sizes:
         for code in codes:
             print(of_shape(code, size.m, size.n, size.k), flush=True)
@@ -168,12 +168,18 @@ def parser() -> argparse.ArgumentParser:
     cli_cache.add_parser(commands)
     cli_tune.add_parser(commands)
     e = commands.add_parser("explain", help="where a product would run, and why")
-    e.add_argument("sizes", nargs="+", type=cli_tune.size_of, metavar="MxNxK")
-    e.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd")
+    e.add_argument("sizes", nargs="+", type=cli_values.size, metavar="MxNxK")
+    _add_precision(e, "--precision")
     d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
-    d.add_argument("--n", type=int, default=DEMO_N, help="size of the square matrices")
-    d.add_argument("--precisions", default="sdcz", help="BLAS letters, e.g. sd")
+    d.add_argument("--n", type=cli_values.count, default=DEMO_N, help="size of the square matrices")
+    _add_precision(d, "--precision", "--precisions")
     return top
+
+
+def _add_precision(command: argparse.ArgumentParser, *names: str) -> None:
+    command.add_argument(
+        *names, default="sdcz", type=cli_values.letters, help="BLAS letters, e.g. sd"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -184,17 +190,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     warnings.simplefilter("always", ClgemmWarning)
     try:
-        if arguments.command == "info":
-            return info()
-        if arguments.command in {"cache", "tune"}:
-            run = cli_cache.run if arguments.command == "cache" else cli_tune.run
-            return run(arguments)
-        if arguments.command == "explain":
-            return print_explanations(arguments.precision, arguments.sizes)
-        if arguments.n < 1 or not set(arguments.precisions) <= set(PRECISIONS):
-            print("clgemm: error: demo needs --n >= 1 and letters of sdcz", file=sys.stderr)
-            return 2
-        return demo(arguments.n, arguments.precisions)
-    except ClgemmError as error:
+        status = _run(arguments)
+        sys.stdout.flush()  # what cannot be written is known here, not after the interpreter's end
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("clgemm: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (ClgemmError, MemoryError, OSError) as error:
         print(f"clgemm: error: {error}", file=sys.stderr)
         return 1
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "info":
+        return info()
+    if arguments.command == "cache":
+        return cli_cache.run(arguments)
+    if arguments.command == "tune":
+        return cli_tune.run(arguments)
+    if arguments.command == "explain":
+        return print_explanations(arguments.precision, arguments.sizes)
+    return demo(arguments.n, arguments.precision)

@@ -87,6 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.action == "clear":
             return clear(arguments.device)
         return export(arguments.device, arguments.output)
+    except BrokenPipeError:
+        raise  # it is about the output, not about the cache
     except OSError as error:
         raise TuningError(f"{error.filename or settings.cache_dir()}: {error.strerror}") from error
 
@@ -140,7 +142,10 @@ def _print_entries(c: Cached, here: Mapping[str, Any]) -> None:
 def show(wish: str) -> int:
     """Print variants, how fast they are, and what failed."""
     here = _here()
-    for c in cached(wish):
+    found = cached(wish)
+    if not found:
+        print(f"no parameters in {settings.cache_dir()}")
+    for c in found:
         _print_entries(c, here)
         for name, entry in c.found.entries.items():
             _print_entry(name, entry)

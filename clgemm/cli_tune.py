@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
@@ -13,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm import blas, settings
+from clgemm import blas, cli_values, settings
 from clgemm.errors import ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.runtime.choice import wanted
-from clgemm.tuning import lookup, shapes, timing, tuner
+from clgemm.tuning import lookup, timing, tuner
 from clgemm.tuning.check import random_matrix
 from clgemm.tuning.record import Effort, Result
 from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
     from clgemm.kernels.family import Config
@@ -38,9 +38,12 @@ def add_parser(commands: Any) -> None:
     """Add ``tune`` to the command line's subcommands."""
     p = commands.add_parser("tune", help="search for parameters now and store them")
     p.add_argument("--device", help="as CLGEMM_DEVICE: any part of a platform's or device's name")
-    p.add_argument("--precision", default="sdcz", help="BLAS letters, e.g. sd (default: all four)")
     p.add_argument(
-        "--sizes", nargs="+", type=size_of, default=[], metavar="MxNxK",
+        "--precision", default="sdcz", type=cli_values.letters,
+        help="BLAS letters, e.g. sd (default: all four)",
+    )  # fmt: skip
+    p.add_argument(
+        "--sizes", nargs="+", type=cli_values.size, default=[], metavar="MxNxK",
         help="what to search for, e.g. 1000 or 3000x40x500; the finalists are timed with the "
         "usual shapes as well",
     )  # fmt: skip
@@ -49,34 +52,12 @@ def add_parser(commands: Any) -> None:
         help=f"go on until nothing is left to try, for at most {settings.FULL_FACTOR:g} times the "
         "usual budget",
     )  # fmt: skip
-    p.add_argument("--seconds", type=_seconds, help="budget of each precision")
+    p.add_argument("--seconds", type=cli_values.seconds, help="budget of each precision")
     p.add_argument("--plot", type=Path, metavar="FILE", help="draw rates and all candidates")
-
-
-def size_of(text: str) -> Shape:
-    """Read a size of the command line, as 1000 or 3000x40x500."""
-    try:
-        return shapes.parse(text)
-    except ValueError:
-        message = f"{text!r} is neither a size, as 1000, nor m x n x k"
-        raise argparse.ArgumentTypeError(message) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune what the arguments ask for; print a table of it and return the exit status."""
-    codes = list(dict.fromkeys(arguments.precision))
-    if not codes or not set(codes) <= set(PRECISIONS):
-        raise ClgemmError(f"--precision {arguments.precision!r}: give letters of sdcz")
     if arguments.plot is not None:
         _pyplot()  # better missed now than after a minute
     session = _session(arguments.device)
@@ -87,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     effort = Effort(mode, seconds, asked, keeps_on_interrupt=True)
     print(f"device: {session.traits.describe()} ({session.reason})", flush=True)
     results: dict[str, Result] = {}
-    for code in codes:
+    for code in arguments.precision:
         if PRECISIONS[code].real == "double" and not session.traits.fp64:
             print(f"\n{code}gemm: this device has no double precision")
             continue

@@ -138,19 +138,6 @@ def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--precision", "sx"], "'sx'"),
-        (["--precision", ""], "sdcz"),
-    ],
-)
-@pytest.mark.usefixtures("device")
-def test_values_that_make_no_sense(arguments, words, capsys):
-    assert cli.main(["tune", *arguments]) == 1
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     "arguments",
     [["--sizes", "0"], ["--sizes", "3x4"], ["--sizes", "big"], ["--seconds", "-1"],
      ["--seconds", "soon"], ["--seconds", "inf"]],

@@ -1,0 +1,47 @@
+"""What the values of the command line's arguments may be."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from clgemm.problem import PRECISIONS
+from clgemm.tuning import shapes
+
+if TYPE_CHECKING:
+    from clgemm.tuning.shapes import Shape
+
+
+def size(text: str) -> Shape:
+    """Read a size, as 1000 or 3000x40x500."""
+    try:
+        return shapes.parse(text)
+    except ValueError:
+        message = f"{text!r} is neither a size, as 1000, nor m x n x k"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def letters(text: str) -> str:
+    """Read the letters of precisions; each counts once."""
+    if not text or not set(text) <= set(PRECISIONS):
+        raise argparse.ArgumentTypeError(f"{text!r}: give letters of {''.join(PRECISIONS)}")
+    return "".join(dict.fromkeys(text))
+
+
+def count(text: str) -> int:
+    """Read a number of at least 1."""
+    number = int(text) if text.isdecimal() else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 up")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read how long something may take."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
+    return number
