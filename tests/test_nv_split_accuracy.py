@@ -6,6 +6,8 @@ SciPy's (``pytest -s``).  They need an NVIDIA GPU, nv_split's a Hopper one, and 
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
+
 import numpy as np
 import pyopencl as cl
 import pytest
@@ -17,6 +19,7 @@ from clgemm.kernels import BY_NAME, nv_split, nv_split_layout
 from clgemm.kernels.nv_split_layout import TIMES
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import opencl
+from clgemm.runtime.workspace import QueueWorkspace
 from clgemm.tuning.check import run_once
 
 FAMILIES = ("nv_split", "nv_mma")
@@ -26,23 +29,25 @@ MAX = float(np.finfo(np.float32).max)
 M, N, K = 300, 265, 512
 
 
-WAYS = [(name, tile, short) for name in FAMILIES for tile in TIMES for short in (False, True)]
-LONG_WAYS = [way for way in WAYS if not way[2]]
+PACKS = ("long", "short")
+WAYS = [(name, tile, packs) for name in FAMILIES for tile in TIMES for packs in PACKS]
+LONG_WAYS = [way for way in WAYS if way[2] == "long"]
 RACE_WAYS = [*LONG_WAYS, WAYS[-1]]
 
 
 def way_name(way):
-    name, tile, short = way
-    return f"{name}-{tile.bx}x{tile.by}-{'short' if short else 'long'}"
+    name, tile, packs = way
+    return f"{name}-{tile.bx}x{tile.by}-{packs}"
 
 
 @pytest.fixture(params=WAYS, ids=way_name)
 def config(request, session, monkeypatch):
-    """Give a configuration whose tile is taken as it is, and rows as short or long.
+    """Give a configuration whose tile is taken as it is, and a way to survey and pack.
 
-    Skip where the family cannot run.
+    Two kernels ("long"), or one if there is little to pack ("short").  Skip where the family
+    cannot run.
     """
-    name, tile, short = request.param
+    name, tile, packs = request.param
     family, precision = BY_NAME[name], PRECISIONS["s"]
     if not family.supports(session.traits, precision):
         least = "9.x" if name == "nv_split" else "8.0 or newer"
@@ -53,8 +58,8 @@ def config(request, session, monkeypatch):
     if not fitting:
         pytest.skip(f"{name} has no tile of {tile.bx} x {tile.by} on {session}")
     monkeypatch.setattr(nv_split, "best_tile", lambda _problem, largest, _workers: largest)
-    if not short:
-        monkeypatch.setattr(nv_split_layout, "is_short", lambda _problem, _tile: False)
+    if packs == "long":
+        monkeypatch.setattr(nv_split_layout, "is_short", lambda _problem: False)
     return fitting[0]
 
 
@@ -155,8 +160,10 @@ CASES = {
 }
 
 
-def operands(rng, code, m, n, k, case):
-    """Make A and B of a case, rounded to the precision."""
+@lru_cache(maxsize=16)
+def operands(code, m, n, k, case):
+    """Make A and B of a case, rounded to the precision; nobody writes to them."""
+    rng = np.random.default_rng(42)
 
     def make(*shape):
         x = rng.standard_normal(shape)
@@ -165,7 +172,10 @@ def operands(rng, code, m, n, k, case):
     a, b = make(m, k), make(k, n)
     change, argument = CASES[case]
     change(rng, a, b, argument)
-    return tuple(np.asfortranarray(x.astype(PRECISIONS[code].dtype)) for x in (a, b))
+    made = tuple(np.asfortranarray(x.astype(PRECISIONS[code].dtype)) for x in (a, b))
+    for x in made:
+        x.flags.writeable = False
+    return made
 
 
 def multiply(session, config, a, b):
@@ -184,32 +194,46 @@ def errors(got, exact, size):
     return float(np.max(np.divide(excess, U * size, out=np.zeros_like(size), where=size > 0)))
 
 
-def compare(session, config, code, a, b, label):
-    """Multiply three ways, print the errors, and check the bound of the first."""
-    k = a.shape[1]
-    exact = wide(a) @ wide(b)
-    size = np.abs(wide(a)) @ np.abs(wide(b))
+@cache
+def reference(session, *which):
+    """Compute a case in double precision, |A||B|, and the errors of others: once for all families.
+
+    Returns
+    -------
+    tuple
+        The product, |A||B|, and the errors of the portable kernel and of SciPy.
+    """
+    a, b = operands(*which)
     portable = BY_NAME["gpu_tiled"]
-    fma = portable.default(session.traits, PRECISIONS[code])
-    gemm = blas.sgemm if code == "s" else blas.cgemm
+    fma = portable.default(session.traits, PRECISIONS[which[0]])
+    gemm = blas.sgemm if which[0] == "s" else blas.cgemm
+    with np.errstate(all="ignore"):
+        exact, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
+        others = multiply(session, fma, a, b), gemm(1, a, b)
+        return exact, size, *(errors(c, exact, size) for c in others)
+
+
+def compare(session, config, *which):
+    """Multiply, print the errors beside those of others, and check the bound of the first."""
+    code, _, _, k, case = which
+    a, b = operands(*which)
+    exact, size, fma, scipy = reference(session, *which)
     got = multiply(session, config, a, b)
-    ways = (got, multiply(session, fma, a, b), gemm(1, a, b))
-    print(  # noqa: T201 - what the test is run for
-        f"{code} k={k} {label}: {config.family} %.3g, fma %.3g, SciPy %.3g"
-        % tuple(errors(c, exact, size) for c in ways)
-    )
-    # The real and imaginary parts of a complex product are real ones of 2 k terms each: an FMA
-    # product promises 2 k u of |A||B| for each of them.  Here k u has to do for both together.
-    limit = k * U * size + 2 * (2 * k + 1) * LEAST
-    assert np.all(np.abs(wide(got) - exact) <= limit)
+    with np.errstate(all="ignore"):
+        print(  # noqa: T201 - what the test is run for
+            f"{code} k={k} {case}: {config.family} {errors(got, exact, size):.3g}, "
+            f"fma {fma:.3g}, SciPy {scipy:.3g}"
+        )
+        # The real and imaginary parts of a complex product are real ones of 2 k terms each: an FMA
+        # product promises 2 k u of |A||B| for each of them.  Here k u has to do for both together.
+        limit = k * U * size + 2 * (2 * k + 1) * LEAST
+        assert np.all(np.abs(wide(got) - exact) <= limit)
 
 
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("code", "sc")
-def test_error_is_within_the_bound_of_fma(session, config, code, case, rng):
-    a, b = operands(rng, code, M, N, K, case)
-    with np.errstate(all="ignore"):
-        compare(session, config, code, a, b, case)
+def test_error_is_within_the_bound_of_fma(session, config, code, case):
+    compare(session, config, code, M, N, K, case)
 
 
 DEPTH_CASES = ["normal", "positive", "meet zeros 2^-30", "elements 2^+-20"]
@@ -217,26 +241,21 @@ DEPTH_CASES = ["normal", "positive", "meet zeros 2^-30", "elements 2^+-20"]
 
 @pytest.mark.parametrize(("code", "k"), [("s", 64), ("s", 65), ("s", 100), ("s", 255), ("c", 64)])
 @pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_small_depths(session, config, code, k, case, rng):
-    a, b = operands(rng, code, 131, 140, k, case)
-    compare(session, config, code, a, b, case)
+def test_error_is_within_the_bound_at_small_depths(session, config, code, k, case):
+    compare(session, config, code, 131, 140, k, case)
 
 
 @pytest.mark.parametrize("config", LONG_WAYS, indirect=True, ids=way_name)
 @pytest.mark.parametrize(("code", "k"), [("s", 4096), ("s", 65536), ("c", 3000)])
 @pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_large_depths(session, config, code, k, case, rng):
-    a, b = operands(rng, code, 131, 140, k, case)
-    compare(session, config, code, a, b, case)
+def test_error_is_within_the_bound_at_large_depths(session, config, code, k, case):
+    compare(session, config, code, 131, 140, k, case)
 
 
-@pytest.mark.parametrize("config", LONG_WAYS, indirect=True, ids=way_name)
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("code", "sc")
-def test_rows_that_are_in_no_tile_are_as_accurate(session, config, code, case, rng):
-    a, b = operands(rng, code, 257, 257, K, case)
-    with np.errstate(all="ignore"):
-        compare(session, config, code, a, b, case)
+def test_rows_that_are_in_no_tile_are_as_accurate(session, config, code, case):
+    compare(session, config, code, 257, 257, K, case)
 
 
 def same_kinds(got, want):
@@ -278,16 +297,16 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(M, N), (257, 257)])  # the second has rows in no tile
 @pytest.mark.parametrize("code", "sc")
-def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, shape, kind, rng):
-    a, b = operands(rng, code, *shape, 130, "normal")
+def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, shape, kind):
+    a, b = (x.copy(order="F") for x in operands(code, *shape, 130, "normal"))
     special(a, b, kind)
     got = multiply(session, config, a, b)
     with np.errstate(all="ignore"):
         want = (blas.sgemm if code == "s" else blas.cgemm)(1, a, b)
+        size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
+        ok = np.isfinite(want) & (np.abs(want) < MAX / 4)
     same_kinds(got, want)
-    ok = np.isfinite(want) & (np.abs(want) < MAX / 4)
-    size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
-    assert np.all(np.abs(wide(got) - wide(want))[ok] <= (4 * 130 * U * size)[ok])
+    assert np.all(np.abs(wide(got[ok]) - wide(want[ok])) <= 4 * 130 * U * size[ok])
 
 
 # Counts what differs from the first result, bit by bit.
@@ -300,34 +319,36 @@ __kernel void differ(__global const uint *c, __global const uint *first, __globa
 }
 """
 RUNS = 700  # of each shape
+NAN = np.uint32(0x7FC0_0000)
 
 
 @pytest.mark.parametrize("config", RACE_WAYS, indirect=True, ids=way_name)
 @pytest.mark.parametrize("case", ["normal", "elements 2^+-20", "one 2^100"])
 @pytest.mark.parametrize("code", "sc")
-def test_two_thousand_runs_give_the_same_bits(session, config, code, case, rng):
+def test_two_thousand_runs_give_the_same_bits(session, config, code, case):
     differ = cl.Kernel(opencl.build(session.context, DIFFER), "differ")
     for shape in ((300, 265, 700), (1024, 1024, 320), (129, 400, 2000)):
-        a, b = operands(rng, code, *shape[:2], shape[2], case)
+        a, b = operands(code, *shape, case)
         c = np.zeros((shape[1], shape[0]), a.dtype).T
         problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
         plan = BY_NAME[config.family].plan(session.traits, problem, config)
-        ready = Ready(session, plan)
+        ready, workspace = Ready(session, plan), QueueWorkspace(session.context)
+        scratch = workspace.scratch(plan.scratch_bytes)
         places = [transfer.place(session, x) for x in (a, b, c)]
         values = slots(problem, 1.0, 0.0, *places)
         flags = cl.mem_flags.READ_WRITE
         first = cl.Buffer(session.context, flags, c.nbytes)
         count = np.zeros(1, np.uint32)
         counter = cl.Buffer(session.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
-        for i in range(RUNS):
+        for i in range(RUNS):  # one after the other, and the host waits for none
             if i % 100 == 0:
-                session.workspace.poison(session.queue, plan.scratch_bytes)
-            ready.run(values)
+                cl.enqueue_fill_buffer(session.queue, scratch, NAN, 0, plan.scratch_bytes)
+            ready.enqueue(values, session.queue, [], workspace)
             if i == 0:
                 cl.enqueue_copy(session.queue, first, places[2], byte_count=c.nbytes)
             differ.set_args(places[2], first, counter)
             cl.enqueue_nd_range_kernel(session.queue, differ, (c.nbytes // 4,), None)
-            cl.enqueue_fill_buffer(session.queue, places[2], np.uint32(0x7FC0_0000), 0, c.nbytes)
+            cl.enqueue_fill_buffer(session.queue, places[2], NAN, 0, c.nbytes)
         cl.enqueue_copy(session.queue, count, counter)
         assert count[0] == 0, f"{shape}: {count[0]} numbers differed in {RUNS} runs"
         transfer.fetch(session, first, c)

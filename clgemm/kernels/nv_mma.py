@@ -40,7 +40,7 @@ LEAST_FLOPS = 1_500_000_000  # below, three launches cost more than faster produ
 
 GEMM_FILES = (
     "nv_async.cl", "nv_split.cl", "nv_mma.cl", "nv_split_walk.cl", "nv_split_fma.cl",
-    "nv_split_stage.cl", "nv_split_store.cl", "nv_mma_gemm.cl",
+    "nv_split_shift.cl", "nv_split_store.cl", "nv_mma_gemm.cl",
 )  # fmt: skip
 
 
@@ -93,7 +93,6 @@ class NvMma(NvSplit):
 
     def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:
         defines = shape | {
-            "STAGED": 0,  # its local memory is being filled meanwhile
             "STAGES": self.slots(traits, Tile(shape["MI"], shape["BY"])),
             "GROUP": config["GROUP"],
             "TRY_WAIT": int((traits.compute_capability or (0, 0)) >= HOPPER),

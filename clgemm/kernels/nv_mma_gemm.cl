@@ -225,6 +225,6 @@ void nv_mma_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
         }
         barrier(CLK_LOCAL_MEM_FENCE);  // the slots are free, the next segment is known
         copies = start_segment(&s, next, scratch, &fills, slots, barriers);
-        finish_segment(acc, &g, &s, t, 0, scratch, c, alpha, beta);
+        finish_segment(acc, &g, &s, t, scratch, c, alpha, beta);
     }
 }

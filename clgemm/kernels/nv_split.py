@@ -71,7 +71,6 @@ from clgemm.kernels.nv_split_layout import (
     lay_out,
     reals,
 )
-from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +82,6 @@ SIGNATURE = GEMM_SIGNATURE + "sp"  # Split and the scratch
 SURVEY_ITEMS, PACK_ITEMS, SHORT_ITEMS, GEMM_ITEMS = 1024, 256, 256, 384
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
-STORE_BYTES = 8 * 128 * 4  # through which warps store unaligned tiles
 LEAST_DEPTH = 64
 LEAST_SIDE = 140  # m n / (m + n): below, packing costs more than the products save
 LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time
@@ -94,7 +92,7 @@ PACK_FILES = ("nv_split.cl", "nv_split_parts.cl", "nv_split_pack.cl")
 SHORT_FILES = ("nv_split.cl", "nv_split_parts.cl", "nv_split_short.cl")
 GEMM_FILES = (
     "nv_async.cl", "nv_split.cl", "nv_wgmma.cl", "nv_split_walk.cl", "nv_split_fma.cl",
-    "nv_split_stage.cl", "nv_split_store.cl", "nv_split_gemm.cl",
+    "nv_split_shift.cl", "nv_split_store.cl", "nv_split_gemm.cl",
 )  # fmt: skip
 
 
@@ -154,14 +152,14 @@ class NvSplit(KernelFamily):
         """Count two or three launches, and tiles of which a row of X is a column of C."""
         params = dict(config.params)
         tile = Tile(params["MI"], params["BY"])
-        launches = 2 if is_short(problem, tile) else 3
+        launches = 2 if is_short(problem) else 3
         return of_tiles(traits.compute_units, problem, tile.by, tile.bx, launches)
 
     @staticmethod
     def stages(tile: Tile) -> int:
         """Give the slices that fit the local memory, beside the fma tiles and barriers."""
         rows = tile.bx + tile.by
-        return (LOCAL_BYTES - 1024 - STORE_BYTES - rows * FMA_DEPTH * 4) // (rows * 256)
+        return (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * 256)
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Survey, pack and multiply, as often as the limit of the scratch memory demands."""
@@ -183,8 +181,7 @@ class NvSplit(KernelFamily):
             "MI": tile.mi, "BY": tile.by, "RECORD_ROWS": grid.record_rows,
         }  # fmt: skip
         surveys = shape | dict(zip(("EDGE_X", "EDGE_Y"), edges(problem, tile), strict=True))
-        multiplies = shape | {"STAGED": int(not c_is_aligned(problem))}
-        # Only the survey knows of edges.
+        # Only the first kernel knows of edges.
         args = (*gemm_args(core(problem, tile)), grid.split.pack(), "scratch")
         if grid.pack_groups:
             survey, pack = (
@@ -194,9 +191,9 @@ class NvSplit(KernelFamily):
             yield _step(survey, grid.survey_groups, SURVEY_ITEMS, args)
             yield _step(pack, grid.pack_groups, PACK_ITEMS, args)
         else:
-            both = kernel_spec("nv_split_short", SHORT_FILES, shape)
+            both = kernel_spec("nv_split_short", SHORT_FILES, surveys)
             yield _step(both, grid.survey_groups, SHORT_ITEMS, args)
-        gemm = self._gemm(traits, config, multiplies)
+        gemm = self._gemm(traits, config, shape)
         yield _step(gemm, grid.split.workers, self.gemm_items, args)
 
     def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:
@@ -209,13 +206,6 @@ class NvSplit(KernelFamily):
 
 def _step(kernel: KernelSpec, groups: int, items: int, args: tuple[Arg, ...]) -> Step:
     return Step(kernel, (groups * items,), (items,), args)
-
-
-def c_is_aligned(problem: Gemm) -> bool:
-    """Tell whether every column of C starts at 16 bytes, if C itself does."""
-    itemsize = PRECISIONS[problem.precision].dtype.itemsize
-    places = (problem.ldc, problem.offset_c, problem.stride_c if problem.batch > 1 else 0)
-    return all(place * itemsize % 16 == 0 for place in places)
 
 
 def kernel_spec(

@@ -117,7 +117,6 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     __local uchar slot_bytes[STAGES * SLOT] __attribute__((aligned(1024)));
     __local float fma_x[FMA_DEPTH * BX] __attribute__((aligned(16)));
     __local float fma_y[FMA_DEPTH * BY] __attribute__((aligned(16)));
-    __local float stage[STAGED ? 8 * WARP_REALS : 4] __attribute__((aligned(16)));
     __local ulong barriers[2 * STAGES];
     __local Segment ring[RING];
     const int item = get_local_id(0), lane = item & 31, warp = item >> 5;
@@ -214,6 +213,6 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
             next_turn(&turn);
             fma_segment(acc, &g, a, b, t, fma_x, fma_y);
         }
-        finish_segment(acc, &g, &s, t, stage, scratch, c, alpha, beta);
+        finish_segment(acc, &g, &s, t, scratch, c, alpha, beta);
     }
 }

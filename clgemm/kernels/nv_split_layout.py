@@ -105,7 +105,10 @@ def top_limit(depth: int) -> int:
 
 
 def edges(problem: Gemm, tile: Tile) -> tuple[int, int]:
-    """Tell whether a single row of X, or of Y, is left over: the survey multiplies it, no tile."""
+    """Tell whether a single row of X, or of Y, is left over: no tile multiplies it.
+
+    The first kernel does, which looks at all of the operands anyway.
+    """
     ce = 2 if PRECISIONS[problem.precision].is_complex else 1
     if problem.batch > 1:
         return 0, 0
@@ -121,13 +124,12 @@ def core(problem: Gemm, tile: Tile) -> Gemm:
     return problem._replace(n=problem.n - edge_x, m=problem.m - edge_y)
 
 
-def is_short(problem: Gemm, tile: Tile) -> bool:
+def is_short(problem: Gemm) -> bool:
     """Tell whether one kernel shall survey and pack: a launch less, but more memory traffic."""
     rows_x, rows_y, depth = reals(problem)
     return (
         round_up(depth, SLICE) <= SHORT_DEPTH
         and (rows_x + rows_y) * depth * problem.batch <= SHORT_REALS
-        and not any(edges(problem, tile))
     )
 
 
@@ -183,7 +185,7 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     copies_y = problem.batch if problem.stride_a else 1
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
     whole, _ = share(problem, tile, workers)
-    short = is_short(problem, tile)
+    short = is_short(problem)
     record_rows = SHORT_RECORD_ROWS if short else RECORD_ROWS
     places: list[int] = []
     end = 0

@@ -3,11 +3,20 @@
 // A work-group takes RECORD_ROWS rows: it reads them once, finds their exponents, and splits them.
 // Nothing is known of the strips they will meet, so both kinds of parts are written, unless the rows
 // themselves rule out fp16.  That is twice the memory, for a launch less: what counts here.
+//
+// EDGE_X, EDGE_Y: as in nv_split_survey.cl, this kernel multiplies a row that is left over.
 
 #define SHORT_ITEMS 256
 #ifndef SHORT_DEPTH
 #define SHORT_DEPTH 2048  // the longest row, in reals
 #endif
+#ifndef EDGE_X
+#define EDGE_X 0
+#endif
+#ifndef EDGE_Y
+#define EDGE_Y 0
+#endif
+#define EDGE (EDGE_X || EDGE_Y)
 #define ROW (SHORT_DEPTH + 4)  // in local memory: neighbouring rows meet other banks
 #define LANES (SHORT_ITEMS / RECORD_ROWS)
 #define READS 4  // loads of a work-item under way
@@ -54,6 +63,22 @@ INLINE void load_rows(__local float *rows, const Operand *o, long row0, int k, i
     }
 }
 
+// The products of all rows with the edge, each work-item's share of k.
+INLINE void meet_edge(ELEM dot[RECORD_ROWS], __local const float *rows, const Operand *o,
+                      const Operand *other, int k)
+{
+    UNROLL
+    for (int i = 0; i < RECORD_ROWS; i++)
+        dot[i] = (ELEM)(0);
+    for (int p = get_local_id(0); p < k; p += SHORT_ITEMS) {
+        const ELEM edge = element_of(other, other->rows, p);
+        UNROLL
+        for (int i = 0; i < RECORD_ROWS; i++)
+            dot[i] = elem_fma(elem_conj(*(__local const ELEM *)(rows + i * ROW + p * CE), o->conj),
+                              edge, dot[i]);
+    }
+}
+
 __kernel __attribute__((reqd_work_group_size(SHORT_ITEMS, 1, 1)))
 void nv_split_short(GEMM_ARGS, const Split s, __global uchar *scratch)
 {
@@ -64,9 +89,12 @@ void nv_split_short(GEMM_ARGS, const Split s, __global uchar *scratch)
     int record = get_group_id(0);
     const int is_y = record >= s.copies_x * records_of(&s, 0);
     record -= is_y ? s.copies_x * records_of(&s, 0) : 0;
-    const int copy = record / records_of(&s, is_y);
-    const int row0 = record % records_of(&s, is_y) * RECORD_ROWS;
-    const Operand o = operand_of(&g, a, b, is_y, copy);
+    // One more work-group than there are records multiplies the edges of both operands.
+    const int both_edges = EDGE_X && EDGE_Y && is_y && record == s.copies_y * records_of(&s, 1);
+    const int copy = both_edges ? 0 : record / records_of(&s, is_y);
+    Operand o = operand_of(&g, a, b, is_y, copy);
+    const int row0 = both_edges ? (int)o.rows : record % records_of(&s, is_y) * RECORD_ROWS;
+    o.rows += both_edges;
 
     if (get_group_id(0) == 0)  // no tile is ready: the product looks at these
         for (int i = item; i < s.workers; i += SHORT_ITEMS)
@@ -88,21 +116,23 @@ void nv_split_short(GEMM_ARGS, const Split s, __global uchar *scratch)
         for (int i = 0; i < LANES; i++)
             range = seen_both(range, ranges[item * (LANES + 1) + i]);
         const int2 mark = marks[item] = mark_of(range);
-        ((__global int *)(scratch + (is_y ? s.exponents_y : s.exponents_x)))
-            [record * RECORD_ROWS + item] = exponent_in(mark);
+        if (!both_edges)
+            ((__global int *)(scratch + (is_y ? s.exponents_y : s.exponents_x)))
+                [record * RECORD_ROWS + item] = exponent_in(mark);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     int2 all = marks[0];
     UNROLL
     for (int i = 1; i < RECORD_ROWS; i++)
         all = max(all, marks[i]);
-    if (item == 0)
+    if (!both_edges && item == 0)
         ((__global int2 *)(scratch + (is_y ? s.records_y : s.records_x)))[record] = all;
 
     const int height = is_y ? BY : BX, per_row = is_y ? CE : 1, count = RECORD_ROWS * per_row;
     const int first = row0 * per_row % height;  // in the strip
     const long strip = copy * (is_y ? s.strips_y : s.strips_x) + row0 * per_row / height;
-    for (int e = item; e < count * s.slices * 8; e += SHORT_ITEMS) {
+    const int chunks = both_edges ? 0 : count * s.slices * 8;
+    for (int e = item; e < chunks; e += SHORT_ITEMS) {
         const int c = e % 8, row = e / 8 % count, slice = e / 8 / count, i = row / per_row;
         const int placed = is_y ? place_of_row(first + row) : first + row;
         __local const float4 *from = (__local const float4 *)(rows + i * ROW + slice * 64 + c * 8);
@@ -117,4 +147,32 @@ void nv_split_short(GEMM_ARGS, const Split s, __global uchar *scratch)
         store_bf16(scratch + (is_y ? s.bf16_y : s.bf16_x) + place * (height * 384), height, placed,
                    c, x, TARGET_BF16 - exponent);
     }
+#if EDGE
+    // Not left early by work-groups without an edge: PoCL then runs some work-items ahead.
+    const int meets_edge = is_y ? EDGE_X : EDGE_Y;
+    const Operand other = operand_of(&g, a, b, !is_y, 0);
+    ELEM dot[RECORD_ROWS];
+    meet_edge(dot, rows, &o, &other, meets_edge ? (int)g.k : 0);
+    __local ELEM *dots = (__local ELEM *)rows;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int i = 0; i < RECORD_ROWS; i++)
+        dots[i * SHORT_ITEMS + item] = dot[i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    dot[0] = (ELEM)(0);
+    for (int i = lane; i < SHORT_ITEMS; i += LANES)
+        dot[0] += dots[mine * SHORT_ITEMS + i];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    dots[item] = dot[0];
+    for (int half_lanes = LANES / 2; half_lanes > 0; half_lanes /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < half_lanes)
+            dots[item] += dots[item + half_lanes];
+    }
+    if (meets_edge && lane == 0 && row0 + mine < o.rows) {
+        const long i = is_y ? row0 + mine : other.rows, j = is_y ? other.rows : row0 + mine;
+        elem_store(c + g.offset_c + i + j * g.ldc, elem_mul(alpha, dots[item]), beta,
+                   beta_class(beta));
+    }
+#endif
 }

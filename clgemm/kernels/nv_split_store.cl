@@ -27,72 +27,77 @@ INLINE float unscaled(float x, int e)
     return x * as_float((first + 127) << 23) * as_float((limited - first + 127) << 23);
 }
 
-// alpha * ab + beta * c for four neighbours in a column of C.
-INLINE Four combined(Four ab, Four c, ELEM alpha, ELEM beta, int beta_is)
+// What work-item number `lane` of the warp gives as x; all of them ask.
+INLINE float from_lane(float x, int lane)
 {
-    UNROLL
-    for (int q = 0; q < 4 / CE; q++) {
-        ab.elem[q] = elem_mul(alpha, ab.elem[q]);
-        if (beta_is != BETA_ZERO)
-            ab.elem[q] += beta_is == BETA_ANY ? elem_mul(beta, c.elem[q]) : c.elem[q];
-    }
-    return ab;
+    float got;
+    asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;"
+                 : "=f"(got)
+                 : "f"(x), "r"(lane));
+    return got;
 }
 
-// Where a work-item's part of a tile goes, from its first element on; its warp's part if STAGED.
+// Where a work-item's part of a tile goes, from its first element on.
 typedef struct {
     __global float *c;
     __global const int *ex, *ey;  // exponents of its rows and columns
     long step;                    // reals from row to row, that is column to column of C
-    int rows, columns;            // inside C
+    int rows, columns;            // inside C; columns also of this warp
 } Place;
 
-// Unscale and store; `whole`: all of it is inside C, and C is aligned to 16 bytes.
-INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, __local float *stage,
-                       int mode, ELEM alpha, ELEM beta, const int whole)
+// Four neighbours of a row of the tile, unscaled.
+INLINE Four four_of(const float acc[ACCUMULATORS], int half_row, int e, int4 e_y)
 {
-    const int beta_is = beta_class(beta);
+    Four ab;
+    ab.real[0] = unscaled(acc[half_row * 2], e + e_y.x);
+    ab.real[1] = unscaled(acc[half_row * 2 + 1], e + e_y.y);
+    ab.real[2] = unscaled(acc[half_row * 2 + 4], e + e_y.z);
+    ab.real[3] = unscaled(acc[half_row * 2 + 5], e + e_y.w);
+    return ab;
+}
+
+// Unscale and store; `whole`: all of it is inside C, and C is aligned to 16 bytes.
+INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mode, ELEM alpha,
+                       ELEM beta, const int whole)
+{
+    const int beta_is = beta_class(beta), lane = work_item() & 31, column = lane % 4 * 4;
     const int unscale = mode == MODE_FP16 ? -2 * TARGET_FP16 : -2 * TARGET_BF16;
+    // A work-item's rows are eight apart, so that all of them are as far from 16 bytes.
+    const int late = whole ? 0 : (int)((ulong)to->c >> 2 & 3);
+    const int left_lane = lane % 4 ? lane - 1 : lane + 3;
     int e[2 * BLOCKS];
+    Four before[2 * BLOCKS];  // what the last of four work-items had 16 columns to the left
     UNROLL
-    for (int i = 0; i < 2 * BLOCKS; i++)
+    for (int i = 0; i < 2 * BLOCKS; i++) {
         e[i] = mode == MODE_FMA ? 0 : to->ex[ROW_STEP(i)] + unscale;
+        before[i].all = (float4)(0);
+    }
+    // Unless `whole`, once more for what is left of the last vector of each row.
 #pragma unroll 1
-    for (int j = 0; j < ACCUMULATORS / 8; j++) {
+    for (int j = 0; j < ACCUMULATORS / 8 + !whole; j++) {
+        int4 e_y = (int4)(0);
+        if (mode != MODE_FMA && j < ACCUMULATORS / 8)
 #if IS_COMPLEX
-        int4 e_y = (*(__global const int2 *)(to->ey + j * 8)).xxyy;
+            e_y = (*(__global const int2 *)(to->ey + j * 8)).xxyy;
 #else
-        int4 e_y = *(__global const int4 *)(to->ey + j * 16);
+            e_y = *(__global const int4 *)(to->ey + j * 16);
 #endif
-        if (mode == MODE_FMA)
-            e_y = (int4)(0);
         UNROLL
         for (int i = 0; i < 2 * BLOCKS; i++) {
-            const float *ab4 = acc[i / 2] + (i & 1) * 2;
-            __global float *at = to->c + ROW_STEP(i) * to->step + j * 16;
-            Four ab, old;
-            ab.real[0] = unscaled(ab4[0], e[i] + e_y.x);
-            ab.real[1] = unscaled(ab4[1], e[i] + e_y.y);
-            ab.real[2] = unscaled(ab4[4], e[i] + e_y.z);
-            ab.real[3] = unscaled(ab4[5], e[i] + e_y.w);
-            old.all = (float4)(0);
+            __global float *at = to->c + ROW_STEP(i) * to->step + j * 16 - late;
+            Four ab = four_of(acc[i / 2], i & 1, e[i], e_y);
             if (whole) {
-                if (beta_is != BETA_ZERO)
-                    old.all = *(__global float4 *)at;
-                *(__global float4 *)at = combined(ab, old, alpha, beta, beta_is).all;
-            } else if (STAGED) {
-                store_elements(ab, stage, work_item() & 31, (__global ELEM *)at, to->step / CE,
-                               to->rows - ROW_STEP(i), to->columns - j * 16, alpha, beta, beta_is);
-            } else if (ROW_STEP(i) < to->rows) {
-                if (beta_is != BETA_ZERO)
-                    UNROLL
-                    for (int r = 0; r < 4; r++)
-                        old.real[r] = j * 16 + r < to->columns ? at[r] : 0;
-                ab = combined(ab, old, alpha, beta, beta_is);
-                UNROLL
-                for (int r = 0; r < 4; r++)
-                    if (j * 16 + r < to->columns)
-                        at[r] = ab.real[r];
+                store_four(ab, at, 0, 4, alpha, beta, beta_is);
+            } else {
+                const Four given = lane % 4 == 3 ? before[i] : ab;
+                Four left;
+                left.all = (float4)(0, from_lane(given.real[1], left_lane),
+                                    from_lane(given.real[2], left_lane),
+                                    from_lane(given.real[3], left_lane));
+                before[i] = ab;
+                if (ROW_STEP(i) < to->rows)
+                    store_four(shifted(left, ab, late), at, column + j * 16 ? 0 : late,
+                               to->columns - j * 16 + late, alpha, beta, beta_is);
             }
         }
         // Registers cannot be indexed, so the next eight of each row move to the front: a long
@@ -106,10 +111,9 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, __local
 }
 
 // A computed segment: leave a partial tile for its owner, or add what others left and store the tile.
-// `stage`: WARP_REALS of local memory for each warp, if STAGED.
 INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const Split *s,
-                           __local const Segment *t, __local float *stage, __global uchar *scratch,
-                           __global ELEM *c, ELEM alpha, ELEM beta)
+                           __local const Segment *t, __global uchar *scratch, __global ELEM *c,
+                           ELEM alpha, ELEM beta)
 {
     const int me = work_item(), worker = get_group_id(0);
     __global float *partials = (__global float *)(scratch + s->partials) + me;
@@ -141,19 +145,17 @@ INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const
     }
 
     const int strip_x = t->copy_x * s->strips_x + t->x, strip_y = t->copy_y * s->strips_y + t->y;
-    const int first = STAGED ? me & ~31 : me;
-    const long u = (long)t->x * BX + row_of(first), v = (long)t->y * BY + column_of(first);
+    const long u = (long)t->x * BX + row_of(me), v = (long)t->y * BY + column_of(me);
     Place to;
     to.c = (__global float *)(c + g->offset_c + t->entry * g->stride_c + u * g->ldc) + v;
     to.ex = (__global const int *)(scratch + s->exponents_x) + strip_x * ROWS_X + row_of(me);
     to.ey = (__global const int *)(scratch + s->exponents_y) + strip_y * ROWS_Y + column_of(me) / CE;
     to.step = g->ldc * CE;
     to.rows = (int)min((long)BX, g->n - u);
-    to.columns = (int)min((long)BY, g->m * CE - v);
-    stage += STAGED ? (me >> 5) * WARP_REALS : 0;
-    if (!STAGED && (long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
+    to.columns = (int)min((long)2 * ACCUMULATORS - column_of(me) % 16, g->m * CE - v);
+    if ((long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
         !((ulong)to.c & 15) && !(to.step & 3))
-        store_tile(acc, &to, stage, t->mode, alpha, beta, 1);
+        store_tile(acc, &to, t->mode, alpha, beta, 1);
     else
-        store_tile(acc, &to, stage, t->mode, alpha, beta, 0);
+        store_tile(acc, &to, t->mode, alpha, beta, 0);
 }
