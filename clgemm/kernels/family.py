@@ -10,6 +10,7 @@ import itertools
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from clgemm.kernels.costs import Costs, of_tiles
@@ -35,11 +36,12 @@ class Config:
         """Make a Config whose parameters are sorted, so that equal ones compare equal."""
         return cls(family, tuple(sorted((name, int(value)) for name, value in params.items())))
 
+    @cached_property
+    def _values(self) -> dict[str, int]:
+        return dict(self.params)
+
     def __getitem__(self, name: str) -> int:
-        for key, value in self.params:
-            if key == name:
-                return value
-        raise KeyError(name)
+        return self._values[name]
 
     def __str__(self) -> str:
         return f"{self.family}({', '.join(f'{name}={value}' for name, value in self.params)})"
