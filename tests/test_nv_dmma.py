@@ -206,39 +206,107 @@ def test_fitted_tiles_can_run(code, traits):
         assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
 
 
-def test_thin_edges_are_one_launch_more():
+def test_thin_edges_are_strips_of_the_same_launch():
     default = FAMILY.default(H200, PRECISIONS["d"])
     g = gemm("d", 2049, 2050, 300, lda=2050, aligned=False, offset_c=7)
     main = nv_dmma_cut.without_edges(g, default)
     assert main == g._replace(m=2048, n=2048)
-    *_, product, edges = FAMILY.plan(H200, g, default).steps
-    assert [step.kernel.name for step in (product, edges)] == ["nv_dmma"] * 2
-    assert (product.args[0], edges.args[0]) == (gemm_args(main)[0], gemm_args(g)[0])
-    assert edges.args[-2:] == (2048, 2048)
-    tile = dict(edges.kernel.defines)
-    assert tile["EDGES"] == 1
-    mc, nc = tile["MC"], tile["NC"]
-    groups = edges.global_size[0] // edges.local_size[0]
-    assert groups == 2048 // mc + -(-2050 // nc), "down the right edge, then along all of the other"
-    alone = nv_dmma_cut.edge_config(H200, g, default)
-    assert nv_dmma_cut.edge_tiles(g, g._replace(n=2048), alone) == -(-2049 // mc)
-    assert nv_dmma_cut.edge_tiles(g, g._replace(m=2048), alone) == -(-2050 // nc)
+    (step,) = FAMILY.plan(H200, g, default).steps
+    assert step.args[0] == gemm_args(g)[0]
+    assert step.args[-2:] == (2048, 2048)
+    tile = dict(step.kernel.defines)
+    assert tile["EDGE_THICK"] == 2
+    groups = step.global_size[0] // step.local_size[0]
+    width = nv_dmma_cut.EDGE_WIDTH
+    assert f"#define EDGE_WIDTH {width} " in source.read("nv_dmma_edges.cl")
+    strips = 2048 // width + -(-2050 // width)
+    assert groups == 2048 // tile["MC"] * (2048 // tile["NC"]) + strips, "down, then along"
     for size in (2048, 2100, 129):
         whole = gemm("d", size, size, 300)
         assert nv_dmma_cut.without_edges(whole, default) == whole
+        assert nv_dmma_cut.strips(whole, whole) == (0, 0)
 
 
-@pytest.mark.parametrize("traits", [H200, A100], ids=["9.0", "8.0"])
+def test_strips_cover_the_edges_that_there_are():
+    def strips(code, *size):
+        g = gemm(code, *size, 9)
+        main = nv_dmma_cut.without_edges(g, FAMILY.default(H200, PRECISIONS[code]))
+        return nv_dmma_cut.strips(g, main)
+
+    assert strips("d", 2048, 2049) == (64, 1), "the right edge, as long as what is left of it"
+    assert strips("d", 2049, 2048) == (64, 1)
+    assert strips("d", 2049, 2049) == (64 + 65, 1), "the lower edge has the corner"
+    assert strips("d", 2049, 2050) == (64 + 65, 2)
+    assert strips("d", 2051, 2050) == (64 + 65, 4), "powers of two: few kernels"
+    assert strips("d", 2064, 2049) == (64 + 2 * 65, 8), "thicker edges take several strips"
+    assert strips("z", 2049, 2064) == (4 * 64 + 65, 4), "of as many real numbers"
+
+
+EDGES = """
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void edges(GEMM_ARGS, const int main_m, const int main_n)
+{
+    __local ELEM room[EDGE_ROOM];
+    edge_strip_of(get_group_id(0), g, main_m, main_n, room, a, b, c, alpha, beta);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("edges", "items"), [((1, 1), 256), ((2, 1), 128), ((0, 9), 256), ((3, 0), 128)], ids=str
+)
+@pytest.mark.parametrize("ops", ["NN", "TT"])
 @pytest.mark.parametrize("code", "dz")
-def test_thin_edges_fit_their_macro_tile(code, traits):
+def test_strips_are_plain_opencl(session, code, ops, edges, items, rng):
+    """Strips of a stack, on any device; what macro-tiles do stays as it was."""
     precision = PRECISIONS[code]
-    default = FAMILY.default(traits, precision)
-    small = nv_dmma_cut.edge_config(traits, gemm(code, 9, 9, 9), default)
-    assert not list(FAMILY.broken_rules(traits, precision, small))
-    for n in range(2048, 2048 + 140):
-        main = nv_dmma_cut.without_edges(gemm(code, n, n, 9), default)
-        assert n - main.m <= small["MC"]
-        assert n - main.n <= small["NC"]
+    if not session.traits.fp64:
+        pytest.skip(f"{session.traits.describe()} has no double precision")
+    if session.traits.local_memory < 70 << 10 and max(edges) > 2:
+        pytest.skip("the shares of thick strips take up to 66 KB of local memory")
+    (main_m, main_n), k, batch = (70, 64), 150, 2
+    m, n = main_m + edges[0], main_n + edges[1]
+    trans_a, trans_b = (x == "T" for x in ops)
+    conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
+    g = gemm(code, m, n, k, batch, trans_a, trans_b, **conj)
+    count, thick = nv_dmma_cut.strips(g, g._replace(m=main_m, n=main_n))
+    defines = {"IS_DOUBLE": 1, "IS_COMPLEX": int(code == "z"), "ITEMS": items}
+    defines |= {"EDGE_THICK": thick, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b)}
+    header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    text = header + "".join(source.read(x) for x in ("common.cl", "nv_dmma_edges.cl")) + EDGES
+    memory = stacked(rng, g)
+    before = memory["c"].copy()
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    buffers = [cl.Buffer(session.context, flags, hostbuf=memory[x]) for x in "abc"]
+    scalars = [precision.dtype.type(x) for x in (1.5, 0.5)]
+    kernel = cl.Program(session.context, text).build().edges
+    kernel.set_args(gemm_args(g)[0], *scalars, *buffers, np.int32(main_m), np.int32(main_n))
+    cl.enqueue_nd_range_kernel(session.queue, kernel, (count * batch * items,), (items,))
+    cl.enqueue_copy(session.queue, memory["c"], buffers[2])
+    assert_stack_is_right(g, memory, before, 1.5, 0.5, (main_m, main_n))
+
+
+def stacked(rng, g):
+    """Give flat random operands of a dense stack."""
+    sizes = {"a": g.m * g.k, "b": g.k * g.n, "c": g.m * g.n}
+    return {x: flat(rng, PRECISIONS[g.precision], g.batch * size) for x, size in sizes.items()}
+
+
+def assert_stack_is_right(g, memory, before, alpha, beta, skipped=(0, 0)):
+    """Compare each entry of C with the reference; what was skipped must be as before."""
+    a = memory["a"].reshape((g.batch, g.m, g.k) if g.trans_a else (g.batch, g.k, g.m))
+    b = memory["b"].reshape((g.batch, g.k, g.n) if g.trans_b else (g.batch, g.n, g.k))
+    a = a if g.trans_a else a.swapaxes(1, 2)
+    b = b if g.trans_b else b.swapaxes(1, 2)
+    after, before = (x.reshape(g.batch, g.n, g.m).swapaxes(1, 2) for x in (memory["c"], before))
+    skip = tuple(slice(size) for size in skipped)
+    for entry in range(g.batch):
+        left = a[entry].conj() if g.conj_a else a[entry]
+        right = b[entry].conj() if g.conj_b else b[entry]
+        want, size = reference.gemm(alpha, left, right, beta, np.nan_to_num(before[entry]))
+        want[skip] = before[entry][skip]
+        eps = PRECISIONS[g.precision].eps
+        reference.assert_within_bound(after[entry], want, size, g.k, eps)
 
 
 def panels(x, width, depth, kind, *, turned):
@@ -593,19 +661,20 @@ def test_every_tile_is_right(gpu, code, rng):
         reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
 
 
-@pytest.mark.parametrize("ops", ["NN", "TT"])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("size", [(1025, 1027), (1024, 1040), (1032, 1024)], ids=str)
 @pytest.mark.parametrize("code", "dz")
-def test_thin_edges_are_right(gpu, code, ops, rng):
-    precision = PRECISIONS[code]
-    ce = 2 if precision.is_complex else 1
-    c = config(precision, MC=32 // ce, NC=32, WM=16 // ce, WN=16, FIT=1)
-    m, n, k = 257, 259, 1031
-    memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
-    trans = ops == "TT"
-    problem = gemm(code, m, n, k, trans_a=trans, trans_b=trans)
-    assert nv_dmma_cut.without_edges(problem, c) == problem._replace(m=256, n=256)
-    a = memory["a"].reshape(m, k) if trans else memory["a"].reshape(k, m).T
-    b = memory["b"].reshape(k, n) if trans else memory["b"].reshape(n, k).T
-    want, size = reference.gemm(1.5, a, b, 0.5, memory["c"].reshape(n, m).T)
-    got = next(on_device(gpu, problem, c, memory, 1.5, 0.5))
-    reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
+def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
+    """In stacks, down to the corner; C is full of NaN where it is not to be read."""
+    default = FAMILY.default(gpu.traits, PRECISIONS[code])
+    (m, n), k, batch = size, 147, 2
+    trans_a, trans_b = (x == "T" for x in ops)
+    conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
+    g = gemm(code, m, n, k, batch, trans_a, trans_b, aligned=not (m | n) % 2, **conj)
+    assert nv_dmma_cut.strips(g, nv_dmma_cut.without_edges(g, default))[0]
+    memory = stacked(rng, g)
+    if not beta:
+        memory["c"][:] = np.nan
+    got = next(on_device(gpu, g, default, memory, 1.5, beta))
+    assert_stack_is_right(g, memory | {"c": got}, memory["c"], 1.5, beta)

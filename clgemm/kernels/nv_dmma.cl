@@ -44,7 +44,12 @@
 // Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
 #define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P)
 #define SUMS ((WK - 1) * MC * NC * CE / 2)  // local memory to add up accumulators, as chunks
-#define TILES (STAGES * STAGE_CHUNKS > SUMS ? STAGES * STAGE_CHUNKS : SUMS)
+#define MOST(x, y) ((x) > (y) ? (x) : (y))
+#if EDGE_THICK
+#define TILES MOST(STAGES *STAGE_CHUNKS, MOST(SUMS, (EDGE_ROOM * CE + 1) / 2))
+#else
+#define TILES MOST(STAGES *STAGE_CHUNKS, SUMS)
+#endif
 #define GATHERS (!PACK_A || !PACK_B)
 #define BULKS (PACK_A || PACK_B)
 
@@ -80,12 +85,13 @@
     }
 
 // Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
-// in.  Beyond the end of K nothing is copied.  `whole` says that the slice crosses no edge.
-#define FILL(stage, parity, part, whole)                                                           \
+// in.  Beyond the end of K nothing is copied.  `whole` says that the slice crosses no edge, `used`
+// that the buffer was filled before.
+#define FILL(stage, parity, part, whole, used)                                                     \
     if (whole || left > 0) {                                                                       \
         const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
         const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
-        if ((part) == 0 && (GATHERS || item == 0))                                                 \
+        if (used && (part) == 0 && (GATHERS || item == 0))                                         \
             mbarrier_wait(empty, parity);                                                          \
         if ((part) == 0 && BULKS && item == 0) {                                                   \
             mbarrier_expect(full, (PACK_A * CHUNKS(MC) + PACK_B * CHUNKS(NC)) * 16);               \
@@ -110,7 +116,7 @@
     }
 
 #define FILL_ALL(stage, whole)                                                                     \
-    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole)
+    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole, 0)
 
 // Multiply slices t, t + 1, ... until `end`.
 #define MULTIPLY_SLICES(end, whole)                                                                \
@@ -119,7 +125,7 @@
         {                                                                                          \
             LOAD(s + 1, reads)                                                                     \
             MULTIPLY(s)                                                                            \
-            FILL(fills, fills_parity, s, whole)                                                    \
+            FILL(fills, fills_parity, s, whole, 1)                                                 \
         }                                                                                          \
         fills = reads; /* the next slice's copies go where this one was */                         \
         fills_parity = reads_parity;                                                               \
@@ -169,13 +175,20 @@ INLINE int column_of(int g, int second)
     return KIND_B == ALONG_P && TRANS_B ? g + 8 * second : 2 * g + second;
 }
 
-// The same where C is not read, both numbers lie in it, and it is aligned.
-INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha)
+// The same where C is not read and both numbers lie in it.
+INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
 {
 #if IS_COMPLEX
     *c = PARTS ? ab : elem_mul(alpha, ab);
 #else
-    *(__global double2 *)c = PARTS ? ab : ab * alpha;
+    if (!PARTS)
+        ab *= alpha;
+    if (wide) {
+        *(__global double2 *)c = ab;
+    } else {
+        c[0] = ab.x;
+        c[1] = ab.y;
+    }
 #endif
 }
 
@@ -197,11 +210,26 @@ INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha)
         }                                                                                          \
     }
 
+// A macro-tile: its place among those of an entry of the stack, and the entry.
+typedef struct {
+    int m, n;
+    long entry;
+} Place;
+
+// Raster: bands of GROUP_M macro-tiles along M, walked along N.  Unsigned numbers divide faster.
+INLINE Place place_of(uint group, uint tiles_m, uint tiles_n)
+{
+    const uint entry = group / (tiles_m * tiles_n), tile = group - entry * (tiles_m * tiles_n);
+    const uint band = tile / (GROUP_M * tiles_n), rest = tile - band * (GROUP_M * tiles_n);
+    const uint height = min(tiles_m - band * GROUP_M, (uint)GROUP_M), column = rest / height;
+    const Place place = {band * GROUP_M + rest - column * height, column, entry};
+    return place;
+}
+
 // packed_a, packed_b and partials count real numbers from the start of scratch; per_a and per_b are
 // how many panels an entry of the stack has (0: all entries share them).  The second dimension of
-// the launch are the parts of K, `span` slices each.  With EDGES rows below main_m meet columns
-// from main_n on, then rows from main_m on meet all columns; either edge may be missing and fits a
-// macro-tile.
+// the launch are the parts of K, `span` slices each.  Macro-tiles cover main_m rows and main_n
+// columns; if that is not all, work-groups beyond theirs do the strips of nv_dmma_edges.cl.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
              const int per_a, const int per_b, const long partials, const int span,
@@ -211,53 +239,21 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     __local ulong barriers[2 * STAGES];  // full ones, then empty ones
     const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
 
-    const int m = g.m, n = g.n, k = g.k;
-#if EDGES
-    const int right = main_n < n ? (main_m + MC - 1) / MC : 0;
-    const int below = main_m < m ? (n + NC - 1) / NC : 0;
-    const int tile = get_group_id(0) % (right + below), is_right = tile < right;
-    const long entry = get_group_id(0) / (right + below);
-    const int tile_m = 0, tile_n = 0;  // nothing is packed
-    const int i0 = is_right ? tile * MC : main_m, j0 = is_right ? main_n : (tile - right) * NC;
-#else
-    // Raster: bands of GROUP_M macro-tiles along M, walked along N.
+    const int m = main_m, n = main_n, k = g.k;
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
-    const int group = get_group_id(0), tile = group % (tiles_m * tiles_n), band = GROUP_M * tiles_n;
-    const long entry = group / (tiles_m * tiles_n);
-    const int first = tile / band * GROUP_M, height = min(tiles_m - first, GROUP_M);
-    const int tile_m = first + tile % band % height, tile_n = tile % band / height;
-    const int i0 = tile_m * MC, j0 = tile_n * NC;
+#if EDGE_THICK
+    const int strip = (int)get_group_id(0) - tiles_m * tiles_n * (int)g.batch;
+    if (strip >= 0) {
+        if (get_group_id(1) == 0)  // K stays whole
+            edge_strip_of(strip, g, m, n, (__local ELEM *)tiles, a, b, c, alpha, beta);
+        return;
+    }
 #endif
 
-    const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
-    const int slices = PARTS ? min(span, total - start) : total;
-    int left = min(k - start * KC, slices * KC);  // depth from the next slice on
-
-    const int item = get_local_id(0), lane = item % 32, warp = item / 32;
-    const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
-    const int warp_k = warp / (WARPS_M * WARPS_N);
-
-    // Where this work-item's copies begin in a slice, in local memory and in the matrix.
-#define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
-#define FIRST_B item, NC, KIND_B, !TRANS_B, WIDE_B
-    const int first_a = copy_at(FIRST_A), first_wa = copy_w(FIRST_A), first_pa = copy_p(FIRST_A);
-    const int first_b = copy_at(FIRST_B), first_wb = copy_w(FIRST_B), first_pb = copy_p(FIRST_B);
-    __global const ELEM *next_a, *next_b;
-    if (PACK_A) {
-        next_a = (__global const ELEM *)(scratch + packed_a) +
-                 ((entry * per_a + tile_m) * total + start) * (MC * KC);
-    } else {
-        const long w = i0 + first_wa, p = (long)start * KC + first_pa;
-        next_a = a + g.offset_a + entry * g.stride_a + (TRANS_A ? p + w * g.lda : w + p * g.lda);
-    }
-    if (PACK_B) {
-        next_b = (__global const ELEM *)(scratch + packed_b) +
-                 ((entry * per_b + tile_n) * total + start) * (NC * KC);
-    } else {
-        const long w = j0 + first_wb, p = (long)start * KC + first_pb;
-        next_b = b + g.offset_b + entry * g.stride_b + (TRANS_B ? w + p * g.ldb : p + w * g.ldb);
-    }
-
+    const uint item = get_local_id(0);
+    const int lane = item % 32;
+    const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
+    const int warp_k = item / 32 / (WARPS_M * WARPS_N);
     if (item == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             mbarrier_init(barriers_at + stage * 8, GATHERS * ITEMS + BULKS);
@@ -267,6 +263,36 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
         mbarrier_publish();
 #endif
     }
+
+    const Place tile = place_of(get_group_id(0), tiles_m, tiles_n);
+    const int i0 = tile.m * MC, j0 = tile.n * NC;
+    const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
+    const int slices = PARTS ? min(span, total - start) : total;
+    int left = min(k - start * KC, slices * KC);  // depth from the next slice on
+
+    // Where this work-item's copies begin in a slice, in local memory and in the matrix.
+#define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
+#define FIRST_B item, NC, KIND_B, !TRANS_B, WIDE_B
+    const int first_a = copy_at(FIRST_A), first_wa = copy_w(FIRST_A), first_pa = copy_p(FIRST_A);
+    const int first_b = copy_at(FIRST_B), first_wb = copy_w(FIRST_B), first_pb = copy_p(FIRST_B);
+    __global const ELEM *next_a, *next_b;
+    if (PACK_A) {
+        next_a = (__global const ELEM *)(scratch + packed_a) +
+                 ((tile.entry * per_a + tile.m) * total + start) * (MC * KC);
+    } else {
+        const long w = i0 + first_wa, p = (long)start * KC + first_pa;
+        next_a = a + g.offset_a + tile.entry * g.stride_a;
+        next_a += TRANS_A ? p + w * g.lda : w + p * g.lda;
+    }
+    if (PACK_B) {
+        next_b = (__global const ELEM *)(scratch + packed_b) +
+                 ((tile.entry * per_b + tile.n) * total + start) * (NC * KC);
+    } else {
+        const long w = j0 + first_wb, p = (long)start * KC + first_pb;
+        next_b = b + g.offset_b + tile.entry * g.stride_b;
+        next_b += TRANS_B ? w + p * g.ldb : p + w * g.ldb;
+    }
+
     barrier(CLK_LOCAL_MEM_FENCE);
 
     // Where this lane's chunks lie in a half unit, and what changes for every other 8 of the depth.
@@ -329,17 +355,17 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 #if PARTS
     const long ld = m;
     const int beta_is = BETA_ZERO;
-    c = (__global ELEM *)(scratch + partials) + (get_group_id(1) * g.batch + entry) * g.m * g.n;
+    c = (__global ELEM *)(scratch + partials) + (get_group_id(1) * g.batch + tile.entry) * m * n;
 #else
     const long ld = g.ldc;
     const int beta_is = beta_class(beta);
-    c += g.offset_c + entry * g.stride_c;
+    c += g.offset_c + tile.entry * g.stride_c;
 #endif
     const int wide = IS_COMPLEX || (((ulong)c | (ulong)ld * 8) & 15) == 0;
     c += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
     const int rows = m - i0 - warp_m * WM, columns = n - j0 - warp_n * WN;
-    if (wide && beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
-        STORE(plain_store(c + r + s * ld, ab, alpha))
+    if (beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
+        STORE(plain_store(c + r + s * ld, ab, alpha, wide))
     } else {
         STORE(if (s < columns) store_two(c + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
     }

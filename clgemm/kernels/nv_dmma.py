@@ -10,12 +10,13 @@ any FMA product, NaN and infinities included.  Each operand reaches local memory
 
 A problem gets the macro-tile that is estimated to take the least time (``FIT``) and, with few of
 them, is cut along K (``SPLIT``): partial products go to scratch, and another launch adds them up in
-a fixed order.  A launch of small macro-tiles does thin edges.  `nv_dmma_cut` decides.
-The layout of slices and panels is drawn in nv_dmma_tiles.cl.
+a fixed order.  Further work-groups of the launch do thin edges, on compute units that would idle.
+`nv_dmma_cut` decides.  The layout of slices and panels is drawn in nv_dmma_tiles.cl.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels import nv_dmma_cut
@@ -29,9 +30,9 @@ from clgemm.kernels.family import (
     Step,
     gemm_args,
     precision_defines,
-    precision_of,
     round_up,
 )
+from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,14 @@ PLANNED = frozenset(
 
 TILES = ("nv_dmma_tiles.cl",)
 PACK_FILES = (*TILES, "nv_dmma_pack.cl")
-GEMM_FILES = ("nv_async.cl", *TILES, "nv_dmma_copies.cl", "nv_dmma_load.cl", "nv_dmma.cl")
+GEMM_FILES = (
+    "nv_async.cl",
+    *TILES,
+    "nv_dmma_copies.cl",
+    "nv_dmma_load.cl",
+    "nv_dmma_edges.cl",
+    "nv_dmma.cl",
+)
 REDUCE_FILES = ("nv_dmma_reduce.cl",)
 
 
@@ -163,82 +171,90 @@ class NvDmma(KernelFamily):
         return super().accepts(problem) and tiles < INT32_MAX // 2
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """Pack if that pays, multiply, add up the parts if K is cut, and do thin edges."""
+        """Pack if that pays, multiply, thin edges included, and add up the parts if K is cut."""
         main = nv_dmma_cut.without_edges(problem, config)
         fitted = nv_dmma_cut.fitted(traits, main, config)
         cut = nv_dmma_cut.cut(traits, main, fitted)
-        steps = [self._gemm(traits, main, fitted, cut)]
+        steps = [self._gemm(traits, problem, main, fitted, cut)]
         if cut.pack_a or cut.pack_b:
             steps.insert(0, self._pack(main, fitted, cut))
         if cut.parts > 1:
             steps.append(self._reduce(main, cut))
-        if main != problem:
-            steps.append(self._edges(traits, problem, main, config))
         return Plan(tuple(steps), cut.reals * 8)
 
-    def _edges(self, traits: DeviceTraits, g: Gemm, main: Gemm, config: Config) -> Step:
-        """Do what is right of and below `main` in one launch."""
-        small = nv_dmma_cut.edge_config(traits, g, config)
-        step = self._gemm(traits, g, small, nv_dmma_cut.cut(traits, g, small), EDGES=1)
-        groups = nv_dmma_cut.edge_tiles(g, main, small) * g.batch
-        size = (groups * self.items(small), 1)
-        return step._replace(global_size=size, args=(*step.args[:-2], main.m, main.n))
-
-    def _spec(
-        self, name: str, files: tuple[str, ...], problem: Gemm, signature: str, **defines: int
-    ) -> KernelSpec:
-        defines |= precision_defines(precision_of(problem))
-        return KernelSpec(files, name, tuple(sorted(defines.items())), GEMM_SIGNATURE + signature)
-
     @staticmethod
-    def _layout(g: Gemm, config: Config, cut: Cut) -> dict[str, int]:
-        """Give the defines of nv_dmma_tiles.cl."""
-        wide_a, wide_b = nv_dmma_cut.wide(g)
-        return {
-            "MC": config["MC"],
-            "NC": config["NC"],
-            "KC": config["KC"],
-            "TRANS_A": int(g.trans_a),
-            "TRANS_B": int(g.trans_b),
-            "WIDE_A": int(wide_a),
-            "WIDE_B": int(wide_b),
-            "PACK_A": int(cut.pack_a),
-            "PACK_B": int(cut.pack_b),
-        }
-
-    def _pack(self, g: Gemm, config: Config, cut: Cut) -> Step:
+    def _pack(g: Gemm, config: Config, cut: Cut) -> Step:
         slices_a = cut.pack_a * cut.entries_a * cut.tiles_m * cut.slices
         slices_b = cut.pack_b * cut.entries_b * cut.tiles_n * cut.slices
-        layout = self._layout(g, config, cut)
-        spec = self._spec("nv_dmma_pack", PACK_FILES, g, "plll", **layout)
         args = (*gemm_args(g), "scratch", 0, cut.packed_b, slices_a)
+        spec = _pack_spec(g.precision, config, _layout(g, cut))
         return Step(spec, ((slices_a + slices_b) * PACK_ITEMS,), (PACK_ITEMS,), args)
 
-    def _gemm(self, traits: DeviceTraits, g: Gemm, config: Config, cut: Cut, **more: int) -> Step:
-        newest = self._has_bulk_copies(traits)
-        is_complex = precision_of(g).is_complex
-        defines = {name: value for name, value in config.params if name not in PLANNED}
-        defines |= self._layout(g, config, cut)
-        defines |= {
-            "CONJ_A": int(is_complex and g.conj_a and not cut.pack_a),
-            "CONJ_B": int(is_complex and g.conj_b and not cut.pack_b),
-            "PARTS": int(cut.parts > 1),
-            "MMA_ROWS": 16 if newest else 8,
-            "TRY_WAIT": int(newest),
-            **more,
-        }
-        spec = self._spec("nv_dmma", GEMM_FILES, g, "plliiliii", **defines)
+    def _gemm(self, traits: DeviceTraits, whole: Gemm, g: Gemm, config: Config, cut: Cut) -> Step:
+        """Multiply: macro-tiles of `g`, then strips of what `whole` has beyond it."""
+        strips, thick = nv_dmma_cut.strips(whole, g)
+        spec = _gemm_spec(
+            g.precision, config, _layout(g, cut),
+            (g.conj_a and not cut.pack_a, g.conj_b and not cut.pack_b),
+            cut.parts > 1, thick, self._has_bulk_copies(traits),
+        )  # fmt: skip
         args = (
-            *gemm_args(g), "scratch" if cut.reals else "c", 0, cut.packed_b,
+            *gemm_args(whole), "scratch" if cut.reals else "c", 0, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
             cut.partials, cut.span, g.m, g.n,
         )  # fmt: skip
         items = self.items(config)
-        groups = cut.tiles_m * cut.tiles_n * g.batch
+        groups = (cut.tiles_m * cut.tiles_n + strips) * g.batch
         return Step(spec, (groups * items, cut.parts), (items, 1), args)
 
-    def _reduce(self, g: Gemm, cut: Cut) -> Step:
-        spec = self._spec("nv_dmma_reduce", REDUCE_FILES, g, "pli")
+    @staticmethod
+    def _reduce(g: Gemm, cut: Cut) -> Step:
+        spec = _spec("nv_dmma_reduce", REDUCE_FILES, g.precision, {}, "pli")
         args = (*gemm_args(g), "scratch", cut.partials, cut.parts)
         size = round_up(g.m * g.n * g.batch, PACK_ITEMS)
         return Step(spec, (size,), (PACK_ITEMS,), args)
+
+
+def _spec(
+    name: str, files: tuple[str, ...], precision: str, defines: dict[str, int], signature: str
+) -> KernelSpec:
+    defines = defines | precision_defines(PRECISIONS[precision])
+    return KernelSpec(files, name, tuple(sorted(defines.items())), GEMM_SIGNATURE + signature)
+
+
+Layout = tuple[bool, bool, bool, bool, bool, bool]
+"""Whether A and B are transposed, can be read by pairs, and are packed."""
+
+
+def _layout(g: Gemm, cut: Cut) -> Layout:
+    return (g.trans_a, g.trans_b, *nv_dmma_cut.wide(g), cut.pack_a, cut.pack_b)
+
+
+def _layout_defines(layout: Layout) -> dict[str, int]:
+    names = ("TRANS_A", "TRANS_B", "WIDE_A", "WIDE_B", "PACK_A", "PACK_B")
+    return dict(zip(names, map(int, layout), strict=True))
+
+
+@lru_cache(maxsize=256)
+def _pack_spec(precision: str, config: Config, layout: Layout) -> KernelSpec:
+    defines = {name: config[name] for name in ("MC", "NC", "KC")} | _layout_defines(layout)
+    return _spec("nv_dmma_pack", PACK_FILES, precision, defines, "plll")
+
+
+@lru_cache(maxsize=256)
+def _gemm_spec(
+    precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], partial: bool,
+    thick: int, newest: bool,
+) -> KernelSpec:  # fmt: skip
+    is_complex = PRECISIONS[precision].is_complex
+    defines = {name: value for name, value in config.params if name not in PLANNED}
+    defines |= _layout_defines(layout)
+    defines |= {
+        "CONJ_A": int(is_complex and conj[0]),
+        "CONJ_B": int(is_complex and conj[1]),
+        "PARTS": int(partial),
+        "EDGE_THICK": thick,
+        "MMA_ROWS": 16 if newest else 8,
+        "TRY_WAIT": int(newest),
+    }
+    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliii")

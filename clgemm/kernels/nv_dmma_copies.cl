@@ -10,17 +10,17 @@
 #define COPIES(width, kind, turned, wide)  /* of a work-item */                                    \
     (CHUNKS(width) * COPIES_OF_CHUNK(kind, turned, wide) / ITEMS)
 
-INLINE int chunk_of(int n, int width, int kind, int turned, int wide)
+INLINE int chunk_of(uint n, int width, int kind, int turned, int wide)
 {
     const int row = width / UNIT_WIDTH(kind) * UNIT_CHUNKS(kind);  // chunks of 8 of the depth
     if (TURNS(kind, turned))
         return n / 2 % 4 + n / 16 % 2 * 4 + n / 64 % 4 * 8 + n % 2 * 32 + n / 32 % 2 * row +
                n / 256 % (row / 64) * 64 + n / (4 * row) * (2 * row);
-    const int c = n / COPIES_OF_CHUNK(kind, turned, wide);
+    const uint c = n / COPIES_OF_CHUNK(kind, turned, wide);
     return turned ? c % 4 + c / 4 % 2 * row + c / 8 % (row / 4) * 4 + c / (2 * row) * (2 * row) : c;
 }
 
-INLINE int half_of(int n, int kind, int turned, int wide)
+INLINE int half_of(uint n, int kind, int turned, int wide)
 {
     return TURNS(kind, turned) ? n / 8 % 2 : n % COPIES_OF_CHUNK(kind, turned, wide);
 }
@@ -28,19 +28,19 @@ INLINE int half_of(int n, int kind, int turned, int wide)
 // Where copy n begins: elements along the width and the depth, bytes in the slice.  Since all sizes
 // are powers of two, the place of n = item + i * ITEMS is the sum of the places of the two terms,
 // and only the first depends on the work-item.
-INLINE int copy_w(int n, int width, int kind, int turned, int wide)
+INLINE int copy_w(uint n, int width, int kind, int turned, int wide)
 {
     return chunk_w(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
            (kind == ALONG_W ? half_of(n, kind, turned, wide) : 0);
 }
 
-INLINE int copy_p(int n, int width, int kind, int turned, int wide)
+INLINE int copy_p(uint n, int width, int kind, int turned, int wide)
 {
     return chunk_p(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
            (kind == ALONG_P ? half_of(n, kind, turned, wide) : 0);
 }
 
-INLINE int copy_at(int n, int width, int kind, int turned, int wide)
+INLINE int copy_at(uint n, int width, int kind, int turned, int wide)
 {
     return chunk_of(n, width, kind, turned, wide) * 16 + half_of(n, kind, turned, wide) * 8;
 }

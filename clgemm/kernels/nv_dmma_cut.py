@@ -5,9 +5,10 @@ Everything here is arithmetic on a `Gemm` and a `Config`.  Its constants were me
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from clgemm.kernels.family import Config, precision_of, round_up
+from clgemm.kernels.family import Config, round_up
 
 if TYPE_CHECKING:
     from clgemm.problem import Gemm
@@ -17,18 +18,45 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
-Shape = tuple[int, int, int, int, int, int]
-"""MC, NC, WM, WN, KC, STAGES; rows and depth in real numbers."""
-SHAPES: tuple[Shape, ...] = (
-    (128, 64, 64, 32, 16, 4), (64, 128, 64, 32, 16, 4),
-    (128, 64, 32, 32, 32, 3), (64, 128, 32, 32, 32, 3),
-    (64, 64, 32, 16, 32, 3), (64, 32, 32, 16, 32, 3), (32, 32, 16, 16, 32, 3),
+ALONE = 2000  # clocks to begin a macro-tile, if there is no other one meanwhile, and ...
+STORED = 24  # ... bytes a clock, of a compute unit, to end it
+DEEP = 8  # least depth of a part of K: the macro-tile's area (in real numbers) over this, ...
+LEAST_DEPTH = 256  # ... and no less than this
+
+
+class Tile(NamedTuple):
+    """A macro-tile, and what follows from it; rows and depth in real numbers."""
+
+    mc: int
+    nc: int
+    wm: int
+    wn: int
+    kc: int
+    stages: int
+    area: int
+    items: int
+    ends: float
+    """Clocks to begin and to end it; 0 if another one's products hide that."""
+
+
+def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int) -> Tile:
+    """Work out what follows from a macro-tile's sizes."""
+    area = mc * nc
+    is_alone = 2 * stages * (mc + nc) * kc * 8 > LOCAL_BYTES[9, 0]
+    return Tile(
+        mc, nc, wm, wn, kc, stages, area, 32 * (mc // wm) * (nc // wn),
+        ALONE + area * 8 / STORED if is_alone else 0,
+    )  # fmt: skip
+
+
+TILES = (
+    tile_of(128, 64, 64, 32, 16, 4), tile_of(64, 128, 64, 32, 16, 4),
+    tile_of(128, 64, 32, 32, 32, 3), tile_of(64, 128, 32, 32, 32, 3),
+    tile_of(64, 64, 32, 16, 32, 3), tile_of(64, 32, 32, 16, 32, 3), tile_of(32, 32, 16, 16, 32, 3),
 )  # fmt: skip
 """What replaces a macro-tile that is too large: those with few work-items share a compute unit."""
 ITEMS_OF_UNIT = 256  # work-items that keep a compute unit's tensor cores busy
 IDLE = 1.15  # time of the products where there are fewer
-ALONE = 2000  # clocks to begin a macro-tile, if there is no other one meanwhile, and ...
-STORED = 24  # ... bytes a clock, of a compute unit, to end it
 LOYAL = 1.05  # a configuration's own macro-tile stays unless another one saves more than this
 PRODUCTS = 128  # a clock, of a compute unit
 FETCHED = 27  # bytes a clock, of a compute unit when all of them fetch
@@ -37,9 +65,8 @@ JOINED = 32  # ... bytes a clock, of a compute unit, that pass through scratch
 FULL = 0.9  # of the compute units with a macro-tile each: a device that is busy enough
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles
-DEEP = 8  # least depth of a part of K: the macro-tile's area (in real numbers) over this, ...
-LEAST_DEPTH = 256  # ... and no less than this
-UNCUT = {"PACK_A": 0, "PACK_B": 0, "SPLIT": 0, "FIT": 0}
+EDGE_WIDTH = 32  # of nv_dmma_edges.cl
+EDGE_THICK = 8  # real numbers that a strip has across the edge, at most
 SHALLOW = 256  # least depth (in real numbers) at which reading A and B outweighs writing C
 TALL = 64  # macro-tiles in a band of the raster below that depth: columns of C written in a piece
 LEAST_AREA = 128 * 64  # of a macro-tile: panels of smaller ones would be read too often
@@ -71,8 +98,7 @@ class Cut(NamedTuple):
 
 def real_parts(g: Gemm) -> int:
     """Count the real numbers of an element."""
-    precision = precision_of(g)
-    return precision.itemsize // precision.real_bytes
+    return 2 if g.precision == "z" else 1
 
 
 def without_edges(g: Gemm, config: Config) -> Gemm:
@@ -81,98 +107,97 @@ def without_edges(g: Gemm, config: Config) -> Gemm:
     A thin edge would need whole macro-tiles of its own, often a whole wave of them: 2049 rows and
     columns are 289 macro-tiles of 128 x 128, three waves on 132 compute units, 2048 only two.
     """
-    m, n = (
-        size - size % tile
-        if config["FIT"] and size >= MANY * tile and size % tile <= tile // THIN
-        else size
-        for size, tile in ((g.m, config["MC"]), (g.n, config["NC"]))
-    )
-    return g._replace(m=m, n=n)
+    if not config["FIT"]:
+        return g
+    m, n = _without_edge(g.m, config["MC"]), _without_edge(g.n, config["NC"])
+    return g if (m, n) == (g.m, g.n) else g._replace(m=m, n=n)
 
 
-def edge_config(traits: DeviceTraits, g: Gemm, config: Config) -> Config:
-    """Give the configuration of the launch for thin edges: small macro-tiles, many loads under way.
-
-    There are too few of them to hide much behind each other, so warps share the depth.
-    """
-    ce = real_parts(g)
-    stages = 6 if LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0) > 200 << 10 else 4
-    sizes = {"MC": 16 // ce, "NC": 16, "KC": 64 // ce, "WM": 16 // ce, "WN": 16, "WK": 4}
-    return Config.of(config.family, dict(config.params) | sizes | {"STAGES": stages, **UNCUT})
+def _without_edge(size: int, tile: int) -> int:
+    edge = size % tile
+    return size - edge if size >= MANY * tile and edge <= tile // THIN else size
 
 
-def edge_tiles(g: Gemm, main: Gemm, config: Config) -> int:
-    """Count the macro-tiles of the edges right of and below `main`, which fit one each."""
-    right = -(-main.m // config["MC"]) if main.n < g.n else 0
-    below = -(-g.n // config["NC"]) if main.m < g.m else 0
-    return right + below
+def strips(g: Gemm, main: Gemm) -> tuple[int, int]:
+    """Count the strips of the edges right of and below `main`, and give their thickness."""
+    right, below = g.n - main.n, g.m - main.m
+    most = max(right, below)
+    if not most:
+        return 0, 0
+    thick = min(EDGE_THICK // real_parts(g), 1 << (most - 1).bit_length())
+    rows, columns = -(-main.m // EDGE_WIDTH), -(-g.n // EDGE_WIDTH)
+    return rows * -(-right // thick) + columns * -(-below // thick), thick
 
 
 def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> Config:
     """Give the configuration with the macro-tile that takes the least time for this problem."""
     if not config["FIT"]:
         return config
-    ce = real_parts(g)
-    own: Shape = (
+    choices, split = _choices(config, real_parts(g)), config["SPLIT"]
+    size = traits.compute_units, g.m * real_parts(g), g.n, g.k * real_parts(g), g.batch
+    times = [clocks(*size, choice.tile, split) for choice in choices]
+    least = min(times)
+    best = choices[0 if times[0] <= LOYAL * least else times.index(least)]
+    return best.shallow if g.k * real_parts(g) < SHALLOW else best.config
+
+
+class _Choice(NamedTuple):
+    tile: Tile
+    config: Config
+    shallow: Config
+    """The same for products of little depth."""
+
+
+@lru_cache(maxsize=256)
+def _choices(config: Config, ce: int) -> tuple[_Choice, ...]:
+    """Give the tile of a configuration, then those of `TILES` that are no larger."""
+    own = tile_of(
         config["MC"] * ce, config["NC"], config["WM"] * ce, config["WN"],
         config["KC"] * ce, config["STAGES"],
     )  # fmt: skip
-    time = {
-        s: clocks(traits, g, s, config) for s in (own, *SHAPES) if s[0] * s[1] <= own[0] * own[1]
-    }
-    best = min(time, key=lambda s: time[s])
-    mc, nc, wm, wn, kc, stages = own if time[own] <= LOYAL * time[best] else best
-    sizes = {"MC": mc // ce, "NC": nc, "WM": wm // ce, "WN": wn, "KC": kc // ce, "STAGES": stages}
-    if g.k * ce < SHALLOW:
-        sizes["GROUP_M"] = TALL
-    return Config.of(config.family, dict(config.params) | sizes)
+    found = []
+    for t in (own, *(t for t in TILES if t.area <= own.area)):
+        sizes = {"MC": t.mc // ce, "NC": t.nc, "WM": t.wm // ce, "WN": t.wn, "KC": t.kc // ce}
+        params = dict(config.params) | sizes | {"STAGES": t.stages}
+        usual = Config.of(config.family, params)
+        found.append(_Choice(t, usual, Config.of(config.family, params | {"GROUP_M": TALL})))
+    return tuple(found)
 
 
-def clocks(traits: DeviceTraits, g: Gemm, shape: Shape, config: Config) -> float:
+def clocks(units: int, m: int, n: int, depth: int, batch: int, tile: Tile, split: int) -> float:
     """Estimate the time of a problem with a macro-tile: products or fetches, ends, and adding up.
 
     A unit's macro-tiles share its tensor cores, so what counts is how many macro-tiles the busiest
-    one has.  Each macro-tile fetches its own rows and columns.
+    one has.  Each macro-tile fetches its own rows and columns.  Sizes count real numbers.
     """
-    ce, units = real_parts(g), traits.compute_units
-    mc, nc, wm, wn, kc, stages = shape
-    depth = g.k * ce
-    tiles = -(-g.m * ce // mc) * -(-g.n // nc) * g.batch
-    wanted = wanted_parts(traits, tiles, mc * nc, config)
-    parts = max(1, min(wanted, depth // least_depth(mc * nc)))
-    work = tiles * parts
-    rounds = -(-work // units)
-    items = 32 * (mc // wm) * (nc // wn)
-    idle = IDLE if items * min(rounds, 2) < ITEMS_OF_UNIT else 1
-    products = rounds * mc * nc / PRODUCTS * idle
-    fetches = work * (mc + nc) * 8 / (units * FETCHED)
-    joins = JOIN + 16 * parts * g.m * ce * g.n * g.batch / (units * JOINED) if parts > 1 else 0
-    is_alone = 2 * stages * (mc + nc) * kc * 8 > LOCAL_BYTES[9, 0]
-    ends = rounds * (ALONE + mc * nc * 8 / STORED) if is_alone else 0
-    return max(products, fetches) * depth / parts + ends + joins
+    tiles = -(-m // tile.mc) * -(-n // tile.nc) * batch
+    parts = most_parts(units, tiles, tile.area, depth, split)
+    rounds = -(-tiles * parts // units)
+    products = rounds * tile.area / PRODUCTS
+    if (rounds == 1 and tile.items < ITEMS_OF_UNIT) or 2 * tile.items < ITEMS_OF_UNIT:
+        products *= IDLE
+    fetches = tiles * parts * (tile.mc + tile.nc) * 8 / (units * FETCHED)
+    time = max(products, fetches) * depth / parts + rounds * tile.ends
+    if parts > 1:
+        time += JOIN + 16 * parts * m * n * batch / (units * JOINED)
+    return time
 
 
-def least_depth(area: int) -> int:
-    """Give the least depth, in real numbers, of a part of K that is worth a launch to add it up."""
-    return max(LEAST_DEPTH, area // DEEP)
-
-
-def wanted_parts(traits: DeviceTraits, tiles: int, area: int, config: Config) -> int:
-    """Give the number of parts of K that fill the device, were K deep enough."""
-    if not config["SPLIT"] or tiles >= FULL * traits.compute_units:
+def most_parts(units: int, tiles: int, area: int, depth: int, split: int) -> int:
+    """Count the parts of K that fill the device, if K is deep enough; depth in real numbers."""
+    if not split or tiles >= FULL * units:
         return 1
     # The largest macro-tile's accumulators fill the registers of a compute unit; small ones share.
-    groups = config["SPLIT"]
     if area >= 128 * 128:
-        groups = max(1, groups // 2)
+        split = max(1, split // 2)
     elif area <= 64 * 32:
-        groups *= 2
-    return traits.compute_units * groups // tiles
+        split *= 2
+    return max(1, min(units * split // tiles, depth // max(LEAST_DEPTH, area // DEEP)))
 
 
 def wide(g: Gemm) -> tuple[bool, bool]:
     """Tell for A and B whether 16 bytes at an even place can be read as one vector."""
-    if precision_of(g).is_complex:
+    if g.precision == "z":
         return True, True
     return (
         g.aligned and not (g.lda | g.stride_a | g.offset_a) % 2,
@@ -204,8 +229,9 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config) -> Cut:
         pack_a = pack_b = False
     packed_b = reals_a * pack_a
     partials = packed_b + reals_b * pack_b
-    wanted = wanted_parts(traits, tiles_m * tiles_n * g.batch, mc * ce * nc, config)
-    span = -(-slices // max(1, min(wanted, slices * kc * ce // least_depth(mc * ce * nc))))
+    tiles, depth = tiles_m * tiles_n * g.batch, slices * kc * ce
+    most = most_parts(traits.compute_units, tiles, mc * ce * nc, depth, config["SPLIT"])
+    span = -(-slices // most)
     parts = max(1, -(-slices // max(1, span)))
     reals = partials + (round_up(parts * g.batch * g.m * g.n * ce, 2) if parts > 1 else 0)
     return Cut(

@@ -12,9 +12,6 @@
 #ifndef PARTS
 #define PARTS 0  // 1: K is split; what is stored are partial products, into scratch
 #endif
-#ifndef EDGES
-#define EDGES 0  // 1: a launch for the thin edges below and right of what is done elsewhere
-#endif
 #ifndef MMA_ROWS
 #define MMA_ROWS 16  // 16: shapes of compute capability 9.0; 8: those of 8.0
 #endif

@@ -72,13 +72,13 @@
 
 // Chunk c of a slice: its g and q, then its first element's place along the width and the depth.
 // `turned` says that memory runs along the depth.
-INLINE int chunk_g(int c, int width, int kind, int turned)
+INLINE int chunk_g(uint c, int width, int kind, int turned)
 {
     const int odd = c / UNIT_CHUNKS(kind) / (width / UNIT_WIDTH(kind)) % 2;
     return turned ? c % 32 / 4 ^ odd : c % 8 ^ c % 32 / 8 * 2;
 }
 
-INLINE int chunk_w(int c, int width, int kind, int turned)
+INLINE int chunk_w(uint c, int width, int kind, int turned)
 {
     const int unit = c / UNIT_CHUNKS(kind) % (width / UNIT_WIDTH(kind)) * UNIT_WIDTH(kind);
     const int g = chunk_g(c, width, kind, turned), second = c / 32 % 2;
@@ -88,7 +88,7 @@ INLINE int chunk_w(int c, int width, int kind, int turned)
                                      : g + 8 * second);
 }
 
-INLINE int chunk_p(int c, int width, int kind, int turned)
+INLINE int chunk_p(uint c, int width, int kind, int turned)
 {
     const int unit = c / UNIT_CHUNKS(kind) / (width / UNIT_WIDTH(kind));
     const int q = turned ? c % 4 : c % 32 / 8;
