@@ -123,7 +123,9 @@ def test_awkward_operands_are_packed_earlier():
     assert packed(2048, 2048, 2048, aligned=False) == (False, False)
     assert packed(4096, 4096, 4096, aligned=False) == (True, True)
     assert packed(4096, 4096, 4096) == (False, False)
-    assert packed(8192, 8192, 8192) == (True, True)
+    assert packed(8192, 8192, 8192) == (False, True), "A lies as its copies want it"
+    assert packed(8192, 8192, 8192, trans_a=True) == (True, True)
+    assert packed(16384, 16384, 16384) == (True, True)
     assert packed(8192, 8192, 64) == (False, False), "writing C is what takes the time"
     assert packed(64, 8192, 8192) == (False, False), "too few rows to gain anything from panels"
 

@@ -93,7 +93,7 @@ class NvDmma(KernelFamily):
             "WK": (1,),
             "STAGES": (3, 4),
             "GROUP_M": (8,),
-            "PACK_A": (8192, 0) if bulk else (0,),
+            "PACK_A": (16384 // ce, 0) if bulk else (0,),
             "PACK_B": (8192 // ce, 0) if bulk else (0,),
             "SPLIT": (2,),
             "FIT": (1,),
@@ -109,7 +109,7 @@ class NvDmma(KernelFamily):
             {
                 "MC": 128 // ce, "NC": 128, "WM": 64 // ce, "WN": 32, "WK": 1,
                 "KC": (32 if deep else 16) // ce, "STAGES": 3 if deep else 4, "GROUP_M": 8,
-                "PACK_A": 8192 * bulk, "PACK_B": 8192 // ce * bulk, "SPLIT": 2, "FIT": 1,
+                "PACK_A": 16384 // ce * bulk, "PACK_B": 8192 // ce * bulk, "SPLIT": 2, "FIT": 1,
             },
         )  # fmt: skip
 
