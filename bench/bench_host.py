@@ -44,6 +44,7 @@ SMALL = 1024
 BUS_SIZES = (2048, 4096, 8192, 16384)
 BLOCK_SECONDS = 0.02
 LONG_SECONDS = 1.0
+BURST_SECONDS = 0.1  # of calls in a row, where memory that was idle has to be found again
 SLOWER, MICROSECONDS = 1.05, 2.0  # what a call may take: so many times SciPy's time, and so much
 WIDEST = {"SkylakeX", "Cooperlake", "Sapphirerapids", "Zen5"}
 """OpenBLAS' names for AVX-512 kernels."""
@@ -66,8 +67,14 @@ def block(run: Callable[[], object], count: int) -> float:
     return found
 
 
-def alternating(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Time ways to do the same in turn; return the medians of the blocks."""
+def alternating(
+    runs: dict[str, Callable[[], object]], rounds: int, *, together: float = 0.0
+) -> dict[str, float]:
+    """Time ways to do the same in turn; return the medians of the blocks.
+
+    Blocks of each way are of equal length, or if `together` is given of equally many calls, as many
+    as the fastest makes in so many seconds.
+    """
     counts = {}
     for name, run in runs.items():
         seconds = BLOCK_SECONDS
@@ -77,7 +84,9 @@ def alternating(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str,
             seconds = time.perf_counter() - start
             if seconds > LONG_SECONDS:
                 break  # the first one is as good as the second
-        counts[name] = max(1, int(BLOCK_SECONDS / max(seconds, 1e-7)))
+        counts[name] = max(1, int((together or BLOCK_SECONDS) / max(seconds, 1e-7)))
+    if together:
+        counts = dict.fromkeys(runs, max(counts.values()))
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -156,7 +165,7 @@ def over_the_bus(sizes: list[int], rounds: int) -> dict[str, Any]:
             "PyTorch": by_torch,
             "clgemm": lambda a=a, b=b: clgemm.matmul(a, b),  # type: ignore[misc]
         }
-        found = alternating(runs, rounds)
+        found = alternating(runs, rounds, together=BURST_SECONDS)
         found |= alternating({"NumPy": lambda a=a, b=b: a @ b}, 1)  # type: ignore[misc]
         bus = a.nbytes * (2 / up + 1 / down)
         ours = found["clgemm"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -187,6 +188,24 @@ def test_the_bench_of_memory_counts_from_the_hundredth_call(session):
         found = bench_host.memory_kept(session, 300, 25)
     assert [mark["calls"] for mark in found["marks"]] == [100, 150, 300]
     assert all(mark["resident"] > 1e6 for mark in found["marks"])
+
+
+def test_ways_that_are_timed_together_are_called_equally_often(monkeypatch):
+    monkeypatch.setattr(bench_host.timing, "settle", lambda: None)
+    monkeypatch.setattr(bench_host.timing, "FOREIGN_SHARE", float("inf"))
+    calls = {"slow": 0, "fast": 0}
+
+    def way(name, seconds):
+        def run():
+            calls[name] += 1
+            time.sleep(seconds)
+
+        return run
+
+    runs = {"slow": way("slow", 0.01), "fast": way("fast", 0.002)}
+    found = bench_host.alternating(runs, 2, together=0.02)
+    assert calls["slow"] == calls["fast"] > 2 + 2
+    assert found["slow"] > 2 * found["fast"]
 
 
 def test_the_bench_of_several_devices_times_what_is_right(session, monkeypatch, capsys):
