@@ -21,7 +21,9 @@ _NUMPY_1 = np.__version__.startswith("1.")
 
 def wrapped(result: NDArray[Any], x1: Any, x2: Any, out: Any, subok: bool) -> Any:
     """Return a result of matmul as the type that ufuncs give it, a scalar included."""
-    sources = (out,) if out is not None else (x1, x2) if subok else ()
+    # NumPy 1 lets the inputs wrap what the output does not.
+    wraps = not _NUMPY_1 or getattr(out, "__array_wrap__", None) is not None
+    sources = (out,) if out is not None and wraps else (x1, x2) if subok else ()
     wrap = _wrap_of(*sources)
     scalar = out is None and not result.ndim
     if wrap is None:

@@ -36,7 +36,7 @@ LAYERS = (
     "small",
     "ghosts",
     "blas _matmul wrapping arguments operands stacks device_arrays _explain",
-    "interpose cli cli_cache cli_tune cli_values __main__ __init__",
+    "cli cli_cache cli_tune cli_values __main__ __init__",
 )
 """From the ground up.  A module imports from its own layer and from those below it."""
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms.split()}
