@@ -514,6 +514,14 @@ def test_plans_have_the_kernels_that_a_problem_needs():
     assert len(kernels(square(256, "c", k=2048))) == 3  # rows of 4096 reals are not short
 
 
+def test_what_needs_the_ptx_route_takes_it_where_there_is_ptx():
+    problem, config = square(4096), config_of(Tile(2, 128))
+    targets = [step.kernel.target for step in FAMILY.plan(HOPPER, problem, config).steps]
+    assert targets == ["", "sm_90a", "sm_90a"]
+    targets = [step.kernel.target for step in FAMILY.plan(GPU, problem, config).steps]
+    assert targets[:2] == ["", ""]
+
+
 def test_plans_choose_smaller_tiles_for_smaller_problems():
     largest = Tile(2, 128)
     assert best_tile(square(1024), largest, 132) == Tile(1, 64)

@@ -40,6 +40,19 @@ def test_registers_at_entry_are_determined():
     assert twice.count(b".minnctapersm") == 1
 
 
+def test_a_kernel_says_how_many_of_its_groups_a_unit_holds():
+    """Kernels that wait for memory: more of them at once, with fewer registers each."""
+    body = b"{\n\t// begin inline asm\n\t//@@.minnctapersm 5\n\t// end inline asm\n"
+    head, tail = SAMPLE.split(b"\n{\n", 1)
+    text = ptx.retarget(head + b"\n" + body + tail, "sm_90a")
+    assert text.count(b".minnctapersm") == 1
+    assert text.count(b".reqntid 128, 1, 1\n.minnctapersm 5\n{") == 1
+    restored = text.replace(b".minnctapersm 5", b".minnctapersm 1")
+    assert restored.replace(b"\t// begin inline asm\n\t// end inline asm\n", b"", 1) == (
+        ptx.retarget(SAMPLE, "sm_90a")
+    )
+
+
 @pytest.mark.parametrize("binary", [b"", b"\x7fELF\x02\x01", SAMPLE.replace(b"//@@", b"")])
 def test_what_is_no_marked_ptx_is_refused(binary):
     with pytest.raises(ptx.PtxError):

@@ -52,6 +52,7 @@ class NvMma(NvSplit):
         dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
     )
     gemm_items: ClassVar[int] = MMA_ITEMS
+    target: ClassVar[str] = ""
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision from compute capability 8.0 on, unless ``CLGEMM_FP32`` forbids it."""

@@ -104,6 +104,7 @@ class NvSplit(KernelFamily):
         dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
     )
     gemm_items: ClassVar[int] = GEMM_ITEMS
+    target: ClassVar[str] = "sm_90a"
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
@@ -186,7 +187,12 @@ class NvSplit(KernelFamily):
         if grid.pack_groups:
             survey, pack = (
                 kernel_spec("nv_split_survey", SURVEY_FILES, surveys),
-                kernel_spec("nv_split_pack", PACK_FILES, shape),
+                kernel_spec(
+                    "nv_split_pack",
+                    PACK_FILES,
+                    shape,
+                    self.target if traits.compute_capability else "",
+                ),
             )
             yield _step(survey, grid.survey_groups, SURVEY_ITEMS, args)
             yield _step(pack, grid.pack_groups, PACK_ITEMS, args)
@@ -201,7 +207,7 @@ class NvSplit(KernelFamily):
         del traits
         stages = self.stages(Tile(shape["MI"], shape["BY"]))
         defines = shape | {"STAGES": stages, "GROUP": config["GROUP"]}
-        return kernel_spec("nv_split_gemm", GEMM_FILES, defines, "sm_90a")
+        return kernel_spec("nv_split_gemm", GEMM_FILES, defines, self.target)
 
 
 def _step(kernel: KernelSpec, groups: int, items: int, args: tuple[Arg, ...]) -> Step:

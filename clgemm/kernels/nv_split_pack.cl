@@ -70,6 +70,27 @@ INLINE void load_tile(__local float *tile, const Operand *o, long row0, int rows
     }
 }
 
+// Eight reals of a row along k, from x on, whatever its alignment; 12 from the 16 bytes at or before x
+// on may be read.
+INLINE void read_eight(float to[8], __global const float *x, int aligned)
+{
+    if (aligned) {
+        const float4 low = ((__global const float4 *)x)[0], high = ((__global const float4 *)x)[1];
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+        return;
+    }
+    const int late = (int)((ulong)x >> 2 & 3), one = late & 1, two = late & 2;
+    __global const float4 *from = (__global const float4 *)(x - late);
+    const float4 a = from[0], b = from[1], c = from[2];
+    const float by_two[9] = {two ? a.z : a.x, two ? a.w : a.y, two ? b.x : a.z,
+                             two ? b.y : a.w, two ? b.z : b.x, two ? b.w : b.y,
+                             two ? c.x : b.z, two ? c.y : b.w, two ? c.z : c.x};
+    UNROLL
+    for (int q = 0; q < 8; q++)
+        to[q] = one ? by_two[q + 1] : by_two[q];
+}
+
 // Which forms the strip at `record` needs: bit 0 fp16, bit 1 bf16.
 INLINE int forms_of(const Split *s, __global const uchar *scratch, int is_y, int record, int count,
                     __local int *wide)
@@ -96,6 +117,7 @@ void nv_split_pack(GEMM_ARGS, const Split s, __global uchar *scratch)
 {
     __local float tile[TILE_REALS] __attribute__((aligned(16)));
     __local int wide[2];
+    GROUPS_A_UNIT(5);  // left alone, the assembler takes registers for two: a fifth slower
     const int item = get_local_id(0), runs = (s.slices + s.run - 1) / s.run;
     const int blocks_x = s.copies_x * s.strips_x * (BX / 64);
     int block = get_group_id(0) / runs;  // of 64 rows
@@ -116,7 +138,8 @@ void nv_split_pack(GEMM_ARGS, const Split s, __global uchar *scratch)
     const int first = get_group_id(0) % runs * s.run, last = min(first + s.run, s.slices);
     for (int slice = first; slice < last; slice++) {
         const long p0 = (long)slice * (64 / CE);
-        const int direct = o.along_k && aligned && row0 + rows <= o.rows && p0 + 64 / CE <= g.k;
+        const int direct = o.along_k && row0 + rows <= o.rows && (aligned || p0 > 0) &&
+                           p0 + 64 / CE + (aligned ? 0 : WIDE) <= g.k;
         if (!direct) {
             barrier(CLK_LOCAL_MEM_FENCE);
             load_tile(tile, &o, row0, rows, p0, g.k, aligned);
@@ -129,11 +152,8 @@ void nv_split_pack(GEMM_ARGS, const Split s, __global uchar *scratch)
             const int row = is_y ? row_of_place(stored) : stored, i = is_y ? row / CE : row;
             float x[8];
             if (direct) {
-                __global const float4 *from =
-                    (__global const float4 *)(o.x + (row0 + i) * o.ld + p0) + c * 2;
-                const float4 low = from[0], high = from[1];
-                x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-                x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+                read_eight(x, (__global const float *)(o.x + (row0 + i) * o.ld + p0) + c * 8,
+                           aligned);
             } else {
                 UNROLL
                 for (int q = 0; q < 8; q++) {

@@ -28,6 +28,13 @@ INLINE int row_of_place(int row)
 #endif
 #endif
 
+// How many work-groups of this kernel a compute unit shall hold: see ptx.py.
+#if NVIDIA_PTX
+#define GROUPS_A_UNIT(n) asm volatile("//@@.minnctapersm " #n ::: "memory")
+#else
+#define GROUPS_A_UNIT(n)
+#endif
+
 // Two floats rounded to fp16, the first in the low half; and back.
 INLINE uint to_half2(float x, float y)
 {

@@ -4,6 +4,10 @@ NVIDIA's OpenCL compiler chooses the plain target of a device (``sm_90``) and re
 that exist for the architecture-specific one only (``sm_90a``: wgmma, setmaxnreg).  A kernel hides
 them in PTX comments that begin with `MARK`; they keep their operands, and the compiler passes them
 on.  `retarget` takes the mark away and names the target, and the driver assembles the result.
+
+A kernel may also say, in a line ``//@@.minnctapersm 5``, how many of its work-groups a compute unit
+shall hold at once: the assembler then limits its registers, which no build option does where a
+kernel requires the size of its work-groups.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import re
 
 MARK = b"//@@"
 _TARGET = re.compile(rb"^(\.target\s+)sm_\w+", re.MULTILINE)
+_WISH = re.compile(rb"^.*" + MARK + rb"(\.minnctapersm \d+).*\n", re.MULTILINE)
 # setmaxnreg is ignored unless the number of registers at entry follows from the limits.
 _WORK_GROUP = re.compile(rb"^(\.reqntid[^\n]*)$(?!\n\.minnctapersm)", re.MULTILINE)
 
@@ -40,5 +45,7 @@ def retarget(ptx: bytes, target: str) -> bytes:
         raise PtxError(f"the program binary is no PTX text: {targets} .target lines")
     if MARK not in ptx:
         raise PtxError(f"no instruction is marked with {MARK.decode()}")
-    named = _TARGET.sub(rb"\g<1>" + target.encode(), ptx.replace(MARK, b""))
-    return _WORK_GROUP.sub(rb"\1\n.minnctapersm 1", named)
+    wish = _WISH.search(ptx)
+    units = wish.group(1) if wish else b".minnctapersm 1"
+    named = _TARGET.sub(rb"\g<1>" + target.encode(), _WISH.sub(b"", ptx).replace(MARK, b""))
+    return _WORK_GROUP.sub(rb"\1\n" + units, named)
