@@ -316,3 +316,30 @@ def test_neighbours_of_every_shape_s_best_are_tried():
 
 def test_no_family_no_candidate():
     assert Search([], CPU, S).propose() is None
+
+
+def test_what_is_ahead_is_what_will_be_proposed():
+    """Known ones and defaults, then the sample; on the walk the best one's neighbours first."""
+    known = toy(3, 1)
+    search = Search([Toy()], CPU, S, [known])
+    ahead = list(search.ahead())
+    assert ahead[:2] == [known, toy(0, 1)]
+    assert set(ahead) == set(Toy().candidates(CPU, S))
+    search.bracket = 3
+    proposed = []
+    for _ in range(5):
+        proposed.append(search.propose().config)
+        search.report(tried(proposed[-1], 1.0 if proposed[-1] == known else 9.0))
+    assert proposed == list(dict.fromkeys(ahead))[:5], "before anything is known"
+    while search.propose().effort != 1:  # the rest of the halving
+        pass
+    near = search.propose().config
+    search.report(tried(near, 9.0))
+    changes = [sum(c[name] != known[name] for name in "XY") for c in search.ahead()]
+    assert changes[0] == 1, "the sample may be anything"
+    assert near not in set(search.ahead())
+
+
+def test_nothing_but_known_ones_is_ahead_of_a_quick_search():
+    search = Search([Toy()], CPU, S, [toy(3, 1)], known_only=True)
+    assert list(search.ahead()) == [toy(3, 1), toy(0, 1)]

@@ -353,6 +353,46 @@ def test_a_finalist_that_fails_in_a_race_is_out(fake):
     assert [task for config, task in fake.tried if config == by_rank[0]].count(RACE) == 1
 
 
+def test_a_race_that_the_end_cuts_off_rules_nobody_out(fake, cache):
+    by_rank = sorted(SPACE, key=str)
+
+    def answer(config, task):
+        if task == RACE:
+            return Outcome(config, "late", "the search ended")
+        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+
+    fake.answer = staticmethod(answer)
+    assert by_rank[0] in tuner.tuned_for(new_session(), "s").configs
+    assert all(t["status"] == "ok" for t in stored(cache)["precisions"]["s"]["trials"])
+
+
+def test_candidates_are_vetted_before_they_are_timed_and_failures_are_named(fake, cache):
+    broken = SPACE[5]
+
+    def answer(config, _task):
+        return Outcome(config, "wrong", "by 3") if config == broken else fine(config)
+
+    fake.answer = staticmethod(answer)
+    tuner.tuned_for(new_session(), "s")
+    first = {}
+    for place, (config, task) in enumerate(fake.tried):
+        first.setdefault((config, task), place)
+    assert {config for config, task in first if task == VET} == set(SPACE)
+    assert all(first[c, VET] < place for (c, task), place in first.items() if task == TRY)
+    assert [task for config, task in fake.tried if config == broken] == [VET]
+    failures = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] != "ok"]
+    assert [(t["config"], t["detail"]) for t in failures] == [(as_data(broken), "by 3")]
+
+
+def test_a_search_in_which_nothing_was_ready_says_how_to_give_it_more_time(fake, cache, caplog):
+    """The default is used meanwhile; the next process searches again."""
+    fake.answer = staticmethod(lambda config, _task: Outcome(config, "late", "no answer"))
+    tuned = tuner.tuned_for(new_session(), "s")
+    assert set(tuned.configs) == {DEFAULT}
+    assert "CLGEMM_TUNE_SECONDS gives a search more time" in caplog.text
+    assert not (cache / f"{CPU.fingerprint()}.json").exists()
+
+
 def test_if_no_finalist_passes_the_others_are_looked_at(fake):
     """Seven of them, which is one more than race."""
     by_rank = sorted(SPACE, key=str)
@@ -586,6 +626,18 @@ def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
         assert status(good) == ("ok", "")
         process = child._child
     assert process.poll() is not None
+
+
+def test_nobody_waits_for_a_child_that_is_dropped(fresh):
+    index = [f.traits for f in devices.find()].index(fresh.traits)
+    with worker.Worker(index, fresh.traits.fingerprint(), "s") as child:
+        child.start()
+        child.dropped = True
+        outcome = child.attempt(Config.of("unheard_of", {}), {}, patience=patience(60))
+        assert (outcome.status, outcome.detail) == ("late", "the search ended before it answered")
+        child.dropped = False
+        good = lookup.defaults(fresh.traits, S, "").configs[0]
+        assert child.attempt(good, {}, task=VET, patience=patience(60)).ok, "another child"
 
 
 def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(session):

@@ -1,0 +1,110 @@
+"""The products that candidates are timed with: sizes, operands, and what is made ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from clgemm.kernels import BY_NAME
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import devices
+from clgemm.runtime import session as sessions
+from clgemm.tuning import course, lookup, timing, trial
+from clgemm.tuning.course import Course
+from clgemm.tuning.outcome import TRY, VET
+from clgemm.tuning.products import CHECKED_ROWS, Products
+from clgemm.tuning.shapes import SEARCHED, Shape, standard
+
+
+@pytest.fixture
+def fresh(session):
+    """Open a session on each device that nothing was built for."""
+    found = next(f for f in devices.find() if f.traits == session.traits)
+    return sessions.Session(found, "a test")
+
+
+def default(session, code="s"):
+    return lookup.defaults(session.traits, PRECISIONS[code], "").configs[0]
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_references_are_right(session, code):
+    if not session.traits.fp64 and code in "dz":
+        pytest.skip("the device has no fp64")
+    products = Products(session, PRECISIONS[code])
+    for shape in (Shape(30, 300, 20), Shape(9, 8, 7, 5), Shape(30, 20, 40, 1, True, True)):
+        found = products.of(shape)
+        a, b = found.a.data, found.b.data
+        stack = (a @ b) if shape.batch > 1 else (a @ b)[None]
+        for place, entry in enumerate(found.entries):
+            miss = np.abs(found.want[place] - stack[entry][found.rows])
+            assert found.want[place].shape == (CHECKED_ROWS, shape.n)
+            assert np.all(miss <= found.limit[place])
+            assert np.all(found.limit[place] < 1e-2)
+
+
+def test_shapes_share_operands_that_are_alike(session):
+    products = Products(session, PRECISIONS["s"])
+    square, wide = products.of(Shape(64, 64, 64)), products.of(Shape(5, 64, 64))
+    assert wide.b.data is square.b.data
+    assert wide.place_b is square.place_b
+    assert wide.a.data is not square.a.data
+    assert square.a.data is not square.b.data, "caches would hold both"
+    products.forget_all_but([Shape(5, 64, 64)])
+    assert products.of(Shape(5, 64, 64)) is wide
+    again = products.of(Shape(64, 64, 64))
+    assert again.b.data is wide.b.data
+    assert again.a.data is not square.a.data
+
+
+def test_sizes_follow_from_one_square(fresh, monkeypatch):
+    """Each square may take a kernel of its own, which takes long to build."""
+    monkeypatch.setattr(course, "FIRST_N", 64)
+    monkeypatch.setattr(course, "LARGEST_N", 512)
+    for seconds, side in ((1.0, 64), (course.ENOUGH_SECONDS / 9, 256), (1e-9, 512)):
+        found = Course(fresh, PRECISIONS["s"])
+        measured = [timing.of_times([seconds])]  # a second measurement finds nothing here
+        monkeypatch.setattr(timing, "measure", lambda *_, m=measured, **__: m.pop())
+        monkeypatch.setattr(found, "time_shape", lambda *_: None)
+        found.time(default(fresh), {}, 0.0)
+        assert found.side == side
+        assert measured == []
+
+
+def test_what_was_vetted_is_timed_without_a_build(fresh, monkeypatch):
+    monkeypatch.setattr(course, "FIRST_N", 64)
+    monkeypatch.setattr(course, "LARGEST_N", 128)
+    tried = trial.Trial(fresh, PRECISIONS["s"])
+    config = default(fresh)
+    assert tried.attempt(config, {}, task=VET).ok
+    built, real = [], fresh.programs._program
+    monkeypatch.setattr(fresh.programs, "_program", lambda spec: built.append(spec) or real(spec))
+    outcome = tried.attempt(config, {}, task=TRY, seconds=0.0)
+    assert outcome.ok
+    assert set(outcome.seconds) == set(SEARCHED)
+    assert built == []
+    assert outcome.side in {64, 128}
+
+
+def test_a_child_takes_the_sizes_that_another_found(fresh):
+    tried = trial.Trial(fresh, PRECISIONS["s"])
+    tried.learn(64)
+    tried.learn(0)
+    assert tried.attempt(default(fresh), {}, task=TRY, seconds=0.0).side == 64
+
+
+def test_programs_build_beside_what_a_caller_does(fresh, monkeypatch):
+    family, events = BY_NAME[default(fresh).family], []
+    plan = family.plan(fresh.traits, standard(64)["square"].problem("s"), default(fresh))
+    (spec, *_) = [step.kernel for step in plan.steps]
+    real = fresh.programs._program
+    monkeypatch.setattr(
+        fresh.programs, "_program", lambda spec: (real(spec), events.append("built"))[0]
+    )
+    with fresh.programs.building([spec, spec]):
+        events.append("beside")
+    assert sorted(events) == ["beside", "built"]
+    fresh.programs.kernel(spec)
+    with fresh.programs.building([spec]):
+        pass
+    assert events.count("built") == 1
