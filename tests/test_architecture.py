@@ -133,6 +133,9 @@ RULES = {
     "only runtime/opencl.py knows pyopencl": lambda module, found: (
         room(found.module) not in {"pyopencl", "pytools"} or module == "runtime.opencl"
     ),
+    "only scipy_blas.py imports SciPy": lambda module, found: (
+        room(found.module) != "scipy" or module == "scipy_blas"
+    ),
     "only what moves data or launches uses OpenCL": lambda module, found: (
         found.module != "runtime.opencl" or room(module) in SEES_OPENCL
     ),
@@ -220,6 +223,8 @@ def test_no_module_imports_itself_by_way_of_others():
         ),
         ("transfer", "import pyopencl as cl", "only runtime/opencl.py"),
         ("devices", "import problem", "no place"),
+        ("driver", "import scipy.linalg", "imports SciPy"),
+        ("driver", "def f():\n    from scipy import linalg", "imports SciPy"),
         ("tuning.store", "from clgemm.kernels import family", "keeps dicts"),
         ("blas", "from clgemm.tuning import tuner", "no Config"),
         ("driver", "from clgemm.runtime.opencl import cl", "only what moves data"),

@@ -48,7 +48,7 @@ def test_candidates_are_tried_side_by_side():
         return passes(worker, config)
 
     with Crew([Child() for _ in range(3)]) as team:
-        outcomes = team.each(CONFIGS, meets, lambda: True)
+        outcomes = team.each(CONFIGS, meets, lambda _: True)
     assert {o.config for o in outcomes} == set(CONFIGS)
     assert len(outcomes) == len(CONFIGS)
 
@@ -64,8 +64,10 @@ def test_a_child_that_hangs_holds_up_no_other():
         return passes(worker, config)
 
     with Crew([Child(), Child()]) as team:
-        outcomes = team.each(CONFIGS, attempt, lambda: True)
-    assert [o.config for o in outcomes] == [*CONFIGS[1:], CONFIGS[0]]
+        outcomes = team.each(CONFIGS, attempt, lambda _: True)
+    *before, one, other = (o.config for o in outcomes)
+    assert before == CONFIGS[1:-1]
+    assert {one, other} == {CONFIGS[0], CONFIGS[-1]}
 
 
 def test_while_one_is_overdue_the_others_go_on():
@@ -79,21 +81,21 @@ def test_while_one_is_overdue_the_others_go_on():
         return passes(worker, config)
 
     with Crew([Child(), Child()]) as team:
-        assert len(team.each(CONFIGS, attempt, lambda: False)) == len(CONFIGS)
+        assert len(team.each(CONFIGS, attempt, lambda overdue: overdue)) == len(CONFIGS)
 
 
 def test_when_time_is_up_each_child_has_tried_one():
     with Crew([Child(), Child()]) as team:
-        assert len(team.each(CONFIGS, passes, lambda: False)) == 2
+        assert len(team.each(CONFIGS, passes, lambda _: False)) == 2
         left = iter([True, True, False])
-        assert len(team.each(CONFIGS, passes, lambda: next(left, False))) == 4
+        assert len(team.each(CONFIGS, passes, lambda _: next(left, False))) == 4
 
 
 def test_a_child_that_cannot_start_is_done_without_unless_it_leads():
     with Crew([Child(), Child(fails=True), Child()]) as team:
         team.start()
         assert len(team) == 2
-        assert len(team.each(CONFIGS, passes, lambda: True)) == len(CONFIGS)
+        assert len(team.each(CONFIGS, passes, lambda _: True)) == len(CONFIGS)
     with Crew([Child(fails=True), Child()]) as team, pytest.raises(TuningError, match="no room"):
         team.start()
 
@@ -111,9 +113,9 @@ def test_an_error_ends_what_the_other_children_do(error):
 
     with Crew(children) as team:
         with pytest.raises(error):
-            team.each(CONFIGS, attempt, lambda: True)
+            team.each(CONFIGS, attempt, lambda _: True)
         assert not any(c.dropped for c in children), "they may be asked again"
-        assert team.each(CONFIGS[1:2], passes, lambda: True)
+        assert team.each(CONFIGS[1:2], passes, lambda _: True)
     assert all(c.stopped and c.dropped for c in children)
 
 
@@ -139,27 +141,30 @@ def clock(monkeypatch):
     return now
 
 
-def test_as_long_as_a_family_is_unknown_its_builds_may_take_all_the_time(clock):
+def test_as_long_as_a_family_is_unknown_its_builds_may_take_what_is_left(clock):
     found = Budget(50.0, 2)
     assert found.patience("toy", 0.0) == budget.HANG_SECONDS
     found.vetted("other", 0.1)
     clock[0] += 30
-    assert found.patience("toy", 0.0) == pytest.approx(found.left())
+    assert found.patience("toy", 0.0) == pytest.approx(found.searching(0.0))
     found.vetted("toy", 0.1)
     assert found.patience("toy", 0.0) == pytest.approx(budget.HANG_SHARE * found.left())
-    found.vetted("toy", 7.0)
-    assert found.patience("toy", 2.0) == pytest.approx(2 * 7.0 - 2.0)
+    found.vetted("toy", 3.5)
+    assert found.patience("toy", 2.0) == pytest.approx(2 * 3.5 - 2.0)
 
 
 def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
     found = Budget(1.0, 2)
     clock[0] += 2.0
-    assert found.patience("toy", 0.5) == pytest.approx(budget.FIRST_SECONDS - 0.5)
+    first = pytest.approx(budget.FIRST_SECONDS - 0.5)
+    assert found.patience("toy", 0.5) == first
     found.vetted("toy", 2.0)
-    assert found.patience("toy", 0.5) > 0, "it is still to be timed"
-    found.timed(0.1)
     assert found.patience("toy", 0.5) < 0
-    assert found.last_patience("toy", 0.5) == pytest.approx(budget.FIRST_SECONDS - 0.5)
+    assert found.try_patience("toy", 0.5) == first, "it is still to be timed"
+    found.timed(0.1)
+    assert found.try_patience("toy", 0.5) < 0
+    assert found.race_patience("toy", 0.5) < 0
+    assert found.last_patience("toy", 0.5) == first, "and to be checked"
     found.has_winner = True
     assert found.last_patience("toy", 0.5) < 0
 
@@ -186,5 +191,8 @@ def test_time_is_kept_for_races_and_the_last_checks(clock):
         "builds go side by side, timing does not"
     )
     assert found.racing()
-    clock[0] += 9.0
+    assert found.race_patience("toy", 0.0) == pytest.approx(found.left())
+    clock[0] += 3.0
+    assert found.patience("toy", 0.0) == pytest.approx(found.searching(0.0)), "not for builds"
+    clock[0] += 6.0
     assert not found.racing()

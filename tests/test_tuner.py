@@ -384,6 +384,27 @@ def test_candidates_are_vetted_before_they_are_timed_and_failures_are_named(fake
     assert [(t["config"], t["detail"]) for t in failures] == [(as_data(broken), "by 3")]
 
 
+def test_what_was_vetted_is_timed_though_no_other_fits(fake, monkeypatch):
+    """Builds of two seconds leave no time for a third one, and enough for what is built."""
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
+    monkeypatch.setattr(campaign.crew, "size", lambda _traits: 2)
+    real, now = budget.Budget.vetted, [100.0]
+    monkeypatch.setattr(budget.Budget, "vetted", lambda b, family, _: real(b, family, 2.0))
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+
+    def answer(config, task):
+        if task == VET:
+            now[0] += 1.0  # two at a time
+        return fine(config)
+
+    fake.answer = staticmethod(answer)
+    tuner.tuned_for(new_session(), "s")
+    assert [task for _, task in fake.tried].count(VET) == 2
+    assert {c for c, task in fake.tried if task == TRY} == {
+        c for c, task in fake.tried if task == VET
+    }
+
+
 def test_a_search_in_which_nothing_was_ready_says_how_to_give_it_more_time(fake, cache, caplog):
     """The default is used meanwhile; the next process searches again."""
     fake.answer = staticmethod(lambda config, _task: Outcome(config, "late", "no answer"))

@@ -12,7 +12,7 @@ HANG_SECONDS = (
 )
 LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
 FIRST_SECONDS = 5.0  # that the first one is waited for, however short the search
-LATE_SHARE = 1 / 5  # of the budget, after which a candidate is given up for this search
+LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 SOME_SECONDS = 0.05  # what a trial takes at least
 
@@ -56,6 +56,10 @@ class Budget:
     def _all_vets(self) -> list[float]:
         return [seconds for some in list(self._vets.values()) for seconds in some]
 
+    def longest_vet(self) -> float:
+        """Return the most that building and checking a candidate took."""
+        return max(self._all_vets(), default=0.0)
+
     def searching(self, racing: float) -> float:
         """Return the seconds that may still go into new candidates.
 
@@ -63,8 +67,12 @@ class Budget:
         the last checks as building and checking a candidate took at most: they build more kernels,
         side by side.
         """
-        kept = RACE_SHARE * racing * self.seconds + max(self._all_vets(), default=0.0)
+        kept = RACE_SHARE * racing * self.seconds + self.longest_vet()
         return self.left() - kept
+
+    def fits(self) -> bool:
+        """Tell whether one more candidate could be vetted, however long it takes."""
+        return self.searching(0.0) > self.longest_vet()
 
     def racing(self) -> bool:
         """Tell whether there is time for a race."""
@@ -78,18 +86,31 @@ class Budget:
         return max(SOME_SECONDS, vet / self._crew + timed)
 
     def patience(self, family: str, waited: float) -> float:
-        """Return how much longer to wait for one: it may take longer than any before, not all time.
+        """Return how much longer to wait for a build and a check: not all the time that is left.
 
         As long as none of its family has ended nothing is known of how long its builds take.  The
         very first one may go beyond the end of a short search: there must be something to choose.
         """
-        end = self.left() if self._times else max(self.left(), FIRST_SECONDS - waited)
-        some = HANG_SECONDS
-        if family in self._vets:
-            known = max(self._vets[family] + self._times)
-            least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
-            some = min(some, max(least, 2 * known, HANG_SHARE * (self.left() + waited)))
+        known = self._vets.get(family)
+        some = self._usual(max(known), waited) if known else HANG_SECONDS
+        end = self.searching(0.0) if self._vets else max(self.left(), FIRST_SECONDS - waited)
         return min(some - waited, end)
+
+    def try_patience(self, family: str, waited: float) -> float:
+        """Return the same for timing one."""
+        del family
+        some = self._usual(max(self._times), waited) if self._times else HANG_SECONDS
+        end = self.left() if self._times else max(self.left(), FIRST_SECONDS - waited)
+        return min(some - waited, end)
+
+    def _usual(self, longest: float, waited: float) -> float:
+        least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
+        return min(HANG_SECONDS, max(least, 2 * longest, HANG_SHARE * (self.left() + waited)))
+
+    def race_patience(self, family: str, waited: float) -> float:
+        """Return the same for a race, which ends the search."""
+        del family
+        return min(HANG_SECONDS - waited, self.left())
 
     def last_patience(self, family: str, waited: float) -> float:
         """Return the same for a winner's check: until there is one, it may go beyond the end."""

@@ -23,10 +23,10 @@ from clgemm.tuning.budget import Budget
 from clgemm.tuning.crew import Crew
 from clgemm.tuning.finals import RACERS, Finals
 from clgemm.tuning.lookup import competitors
-from clgemm.tuning.outcome import CHECK, TRY, VET, Outcome, config_as_json
+from clgemm.tuning.outcome import CHECK, RACE, TRY, VET, Outcome, config_as_json
 from clgemm.tuning.progress import Progress
 from clgemm.tuning.record import DEADLY, Effort, Result, failures
-from clgemm.tuning.search import Search
+from clgemm.tuning.search import Proposal, Search
 from clgemm.tuning.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
-    from clgemm.tuning.search import Proposal
     from clgemm.tuning.store import Store
 
 log = logging.getLogger(__name__)
@@ -79,7 +78,8 @@ class Campaign:
         quick = effort.mode == "quick"
         self._search = Search(families, traits, precision, first, known_only=quick)
         self._outcomes: list[Outcome] = []
-        self._vetted: set[Config] = set()
+        self._vetted: dict[Config, None] = {}
+        self._timed: set[Config] = set()
         self._side = 0
         for config, outcome in failures(store, traits, precision).items():
             self._search.skip(config)
@@ -133,6 +133,9 @@ class Campaign:
                 self._time(team, proposal)
             progress.show(len(self._outcomes), self._rate())
             proposal = self._search.propose() if self._has_time() else None
+        for config in list(self._vetted):  # timing takes little beside what building them took
+            if config not in self._timed and self._budget.left() > self._budget.longest_vet():
+                self._time(team, Proposal(config, 0))
 
     def _has_time(self) -> bool:
         """Tell whether another candidate fits; many take less, for their kernels are built."""
@@ -154,10 +157,10 @@ class Campaign:
         for outcome in team.each(
             batch,
             lambda worker, c: self._attempt(worker, c, VET),
-            lambda: self._budget.passed() < end,
+            lambda overdue: self._budget.passed() < end or (overdue and self._budget.fits()),
         ):
             if outcome.ok:
-                self._vetted.add(outcome.config)
+                self._vetted[outcome.config] = None
             else:
                 self._search.report(outcome)
                 self._outcomes.append(outcome)
@@ -165,6 +168,7 @@ class Campaign:
     def _time(self, team: Crew, proposal: Proposal) -> None:
         team.leader.start()  # if the one before took its process down: this time is its own
         seconds = TIMED_SECONDS[min(proposal.effort, len(TIMED_SECONDS) - 1)]
+        self._timed.add(proposal.config)
         outcome = self._attempt(team.leader, proposal.config, TRY, seconds=seconds)
         self._search.report(outcome)
         self._outcomes.append(outcome)
@@ -189,11 +193,15 @@ class Campaign:
         self._store.begin(candidate)
         outcome: Outcome | None = None
         best = self._search.best() if task == TRY else {}
-        wait = self._budget.last_patience if task == CHECK else self._budget.patience
-        patience = partial(wait, config.family)
+        budget = self._budget
+        patience = {
+            VET: budget.patience, TRY: budget.try_patience,
+            CHECK: budget.last_patience, RACE: budget.race_patience,
+        }  # fmt: skip
+        wait = partial(patience[task], config.family)
         begun = time.monotonic()
         try:
-            outcome = worker.attempt(config, best, task=task, patience=patience, seconds=seconds)
+            outcome = worker.attempt(config, best, task=task, patience=wait, seconds=seconds)
             took = time.monotonic() - begun
             if outcome.status == "hang" and not self._budget.is_hang(took):
                 outcome = replace(outcome, status="late")  # not for a search with more time
@@ -202,10 +210,14 @@ class Campaign:
                 self._store.end(candidate)
         if not outcome.ok:
             log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
-        elif task == VET:
-            self._budget.vetted(config.family, took)
-        elif task == TRY:
-            self._budget.timed(took)
-        elif task == CHECK:
-            self._budget.has_winner = True
+        self._learn(outcome, task, took)
         return outcome
+
+    def _learn(self, outcome: Outcome, task: str, seconds: float) -> None:
+        """Note how long what took."""
+        if task == VET and outcome.ok:
+            self._budget.vetted(outcome.config.family, seconds)
+        elif task == TRY and outcome.ok:
+            self._budget.timed(seconds)
+        elif task == CHECK and outcome.ok:
+            self._budget.has_winner = True

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clgemm.tuning.timing import Timing
 
 FIRST_N, LARGEST_N, ENOUGH_SECONDS = 512, 4096, 0.002
-GIVE_UP = 1.6  # times the best so far: a candidate this slow in its first run is not timed further
+GIVE_UP = 1.6  # times the best so far: a candidate this slow in two runs is not timed further
 
 
 class WrongResultError(Exception):

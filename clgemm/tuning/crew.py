@@ -100,7 +100,7 @@ class Crew:
             worker.learn(outcome)
 
     def each(
-        self, configs: Iterable[Config], attempt: Attempt, go_on: Callable[[], bool]
+        self, configs: Iterable[Config], attempt: Attempt, go_on: Callable[[bool], bool]
     ) -> list[Outcome]:
         """Try candidates, one a child at a time.
 
@@ -111,8 +111,8 @@ class Crew:
         attempt : callable
             Tries one, in a thread of its own.
         go_on : callable
-            Tells whether another one may be begun.  It may as well while one takes longer than any
-            that has ended: that one is waited for anyway.
+            Tells whether another one may be begun, by whether one takes much longer than any that
+            has ended: that one is waited for anyway.
 
         Returns
         -------
@@ -127,7 +127,7 @@ class Crew:
             while True:
                 now = time.monotonic()
                 overdue = any(now - begun > longest for _, begun in running.values())
-                while idle and (fresh > 0 or overdue or go_on()):
+                while idle and (fresh > 0 or go_on(overdue)):
                     config = next(waiting, None)
                     if config is None:
                         break
@@ -141,7 +141,7 @@ class Crew:
                     idle.append(worker)
                     outcomes.append(done.result())
                     took = time.monotonic() - begun
-                    longest = max(took + LOOK_SECONDS, 0.0 if math.isinf(longest) else longest)
+                    longest = max(2 * took + LOOK_SECONDS, 0 if math.isinf(longest) else longest)
         except BaseException:  # the keyboard, or a child that cannot be replaced
             self._drop(dropped=True)
             wait(running)

@@ -79,7 +79,7 @@ class Finals:
             outcomes = team.each(
                 finalists,
                 lambda worker, config: self._attempt(worker, config, CHECK),
-                lambda: self._budget.left() > racing,
+                lambda _overdue: self._budget.left() > racing,
             )
             passed += [outcome.config for outcome in outcomes if outcome.ok]
             for outcome in (x for x in outcomes if not x.ok):

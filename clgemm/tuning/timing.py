@@ -16,6 +16,7 @@ SETTLE_SECONDS, SETTLE_STEP = 0.4, 0.01  # that threads may spin on for, at most
 FOREIGN_SHARE = 0.08  # of one core: more than this taken by other processes spoils a block
 BLOCK_SECONDS = 0.12
 STEADY = 0.04  # a median this much above the least time is a quiet machine's
+HOPELESS = 2  # runs: a single one may have had to wait for another process
 STRETCH = 5  # times as long a noisy machine is measured
 
 
@@ -67,7 +68,7 @@ def measure(
     least, most : int
         Bounds on the number of runs.
     give_up : float
-        A first run slower than this, in seconds, is the only one.
+        If the first two runs are slower than this, in seconds, no more follow.
     stretch : float
         Go on for up to so many times `seconds` (and `most`) while the times differ by more than
         `STEADY`: a noisy machine is measured for longer.
@@ -87,7 +88,7 @@ def measure(
         run()
         after = time.perf_counter()
         times.append(clock() if clock else after - before)
-        if times[-1] > give_up and len(times) == 1:
+        if len(times) == HOPELESS and min(times) > give_up:
             break
         enough = len(times) >= most or (len(times) >= least and after - start > seconds)
         if enough and _settled(times, after - start, seconds, most, stretch):
