@@ -385,16 +385,16 @@ def test_candidates_are_vetted_before_they_are_timed_and_failures_are_named(fake
 
 
 def test_what_was_vetted_is_timed_though_no_other_fits(fake, monkeypatch):
-    """Builds of two seconds leave no time for a third one, and enough for what is built."""
+    """Builds leave no time for a third one, and enough for what is built."""
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     monkeypatch.setattr(campaign.crew, "size", lambda _traits: 2)
     real, now = budget.Budget.vetted, [100.0]
-    monkeypatch.setattr(budget.Budget, "vetted", lambda b, family, _: real(b, family, 2.0))
+    monkeypatch.setattr(budget.Budget, "vetted", lambda b, family, _: real(b, family, 1.5))
     monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
 
     def answer(config, task):
         if task == VET:
-            now[0] += 1.0  # two at a time
+            now[0] += 1.4  # the sample has no more time after the first
         return fine(config)
 
     fake.answer = staticmethod(answer)

@@ -74,6 +74,10 @@ class Budget:
         """Tell whether one more candidate could be vetted, however long it takes."""
         return self.searching(0.0) > self.longest_vet()
 
+    def fits_timing(self) -> bool:
+        """Tell whether what is vetted could be timed, and a winner checked after it."""
+        return self.left() > self.longest_vet() + 2 * max(self._times[1:], default=0.0)
+
     def racing(self) -> bool:
         """Tell whether there is time for a race."""
         return self.left() > RACE_SHARE / 2 * self.seconds

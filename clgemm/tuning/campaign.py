@@ -134,7 +134,7 @@ class Campaign:
             progress.show(len(self._outcomes), self._rate())
             proposal = self._search.propose() if self._has_time() else None
         for config in list(self._vetted):  # timing takes little beside what building them took
-            if config not in self._timed and self._budget.left() > self._budget.longest_vet():
+            if config not in self._timed and self._budget.fits_timing():
                 self._time(team, Proposal(config, 0))
 
     def _has_time(self) -> bool:
