@@ -159,6 +159,8 @@ def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
     first = pytest.approx(budget.FIRST_SECONDS - 0.5)
     assert found.patience("toy", 0.5) == first
     found.vetted("toy", 2.0)
+    assert found.patience("toy", 0.5) == pytest.approx(3.5), "begun when nothing was known"
+    clock[0] += 1.0
     assert found.patience("toy", 0.5) < 0
     assert found.try_patience("toy", 0.5) == first, "it is still to be timed"
     found.timed(0.1)

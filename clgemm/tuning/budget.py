@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 
@@ -33,6 +34,7 @@ class Budget:
         self.seconds = SHARE * seconds
         self._crew = crew
         self._vets: dict[str, list[float]] = {}
+        self._known_since = math.inf  # when the first one was vetted
         self._times: list[float] = []
         self.has_winner = False
         """Whether a candidate has passed its last check."""
@@ -47,6 +49,7 @@ class Budget:
 
     def vetted(self, family: str, seconds: float) -> None:
         """Note how long it took to build and check a candidate."""
+        self._known_since = min(self._known_since, self.passed())
         self._vets.setdefault(family, []).append(seconds)
 
     def timed(self, seconds: float) -> None:
@@ -93,11 +96,13 @@ class Budget:
         """Return how much longer to wait for a build and a check: not all the time that is left.
 
         As long as none of its family has ended nothing is known of how long its builds take.  The
-        very first one may go beyond the end of a short search: there must be something to choose.
+        very first ones, begun before any had ended, may go beyond the end of a short search: there
+        must be something to choose, and to compare it with.
         """
         known = self._vets.get(family)
         some = self._usual(max(known), waited) if known else HANG_SECONDS
-        end = self.searching(0.0) if self._vets else max(self.left(), FIRST_SECONDS - waited)
+        blind = not self._times and self.passed() - waited <= self._known_since
+        end = max(self.left(), FIRST_SECONDS - waited) if blind else self.searching(0.0)
         return min(some - waited, end)
 
     def try_patience(self, family: str, waited: float) -> float:
