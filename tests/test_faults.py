@@ -15,6 +15,7 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import budget, check, lookup, store, tuner, vetting, worker
+from clgemm.tuning.outcome import config_as_json as as_json
 from clgemm.tuning.record import Effort
 from clgemm.tuning.shapes import Shape
 
@@ -175,7 +176,33 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     assert fresh.tuned["s"].unvetted == {faulty.kind(5)}
 
 
-def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh):
-    kept = lookup.store_for(fresh.traits)
-    kept.begin({"family": "faulty", "params": {"KIND": faulty.ABORTS}})
-    assert "a process ended" in vetting.fault(fresh, S, kept, faulty.kind(faulty.ABORTS))
+@pytest.mark.parametrize(
+    ("number", "words"), [(faulty.ABORTS, "ended with"), (faulty.HANGS, "no answer within")]
+)
+def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh, monkeypatch, number, words):
+    monkeypatch.setattr(vetting, "HANG_SECONDS", 3.0)
+    kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(number))
+    kept.begin(candidate)
+    for _ in range(2):
+        said = vetting.fault(fresh, S, kept, faulty.kind(number))
+        assert "a process ended while it ran" in said
+        assert words in said
+    assert kept.interrupted() == [candidate]
+
+
+def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh, monkeypatch):
+    """A time limit or a full memory kills whatever runs at that moment."""
+    kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
+    kept.begin(candidate)
+    monkeypatch.setattr(vetting, "_check", None)  # not in this process
+    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    assert kept.interrupted() == []
+    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", "which is remembered"
+
+
+def test_where_no_other_process_starts_a_suspect_is_not_run(fresh, monkeypatch):
+    kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
+    kept.begin(candidate)
+    monkeypatch.setattr(worker.Worker, "command", ("-c", "raise SystemExit(3)"))
+    assert "could not be tried again" in vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT))
+    assert kept.interrupted() == [candidate]

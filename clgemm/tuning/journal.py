@@ -60,8 +60,17 @@ class Journal:
 
     def interrupted(self) -> list[dict[str, Any]]:
         """Return the candidates that were running when a process ended, and what this one left."""
-        own = self._own()
-        return [x["candidate"] for x in self._notes() if x["life"] == own or self._dead(x["life"])]
+        return [x["candidate"] for x in self._notes() if self._is_over(x)]
+
+    def absolve(self, candidate: Mapping[str, Any]) -> None:
+        """Forget that processes ended while a candidate was running: it was not its fault."""
+        notes = self._notes()
+        left = [x for x in notes if x["candidate"] != dict(candidate) or not self._is_over(x)]
+        if left != notes:
+            self._write(left)
+
+    def _is_over(self, note: Mapping[str, Any]) -> bool:
+        return note["life"] == self._own() or self._dead(note["life"])
 
     def _own(self) -> str:
         return _lives.get((self._path, os.getpid()), ("", None))[0]

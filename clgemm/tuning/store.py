@@ -185,3 +185,8 @@ class Store:
     def interrupted(self) -> list[dict[str, Any]]:
         """Return the candidates that were running when a process was killed, last or earlier."""
         return self._journal.interrupted()
+
+    def absolve(self, candidate: Mapping[str, Any]) -> None:
+        """Forget that a process was killed while a candidate was running."""
+        with suppress(OSError), self._merging():
+            self._journal.absolve(candidate)

@@ -12,10 +12,11 @@ import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from clgemm.errors import BuildError, ClgemmError, ClgemmWarning
-from clgemm.runtime import faults
+from clgemm.errors import BuildError, ClgemmError, ClgemmWarning, TuningError
+from clgemm.runtime import devices, faults
+from clgemm.tuning.budget import HANG_SECONDS
 from clgemm.tuning.files import replace
-from clgemm.tuning.outcome import config_as_json
+from clgemm.tuning.outcome import CHECK, config_as_json
 from clgemm.tuning.variants import stored_config
 
 if TYPE_CHECKING:
@@ -81,11 +82,12 @@ def fault(session: Session, precision: Precision, store: Store, config: Config) 
     if _name(config, precision) in _passed(store):
         return ""
     killers = [stored_config(x, session.traits, precision) for x in store.interrupted()]
-    if config in killers:
-        return f"{config}: a process ended while it ran"
     from clgemm.tuning.check import Checker  # noqa: PLC0415 - most processes check nothing
 
-    wrong = _check(Checker(session, precision), store, config)
+    if config in killers:
+        wrong = _check_apart(session, precision, store, config)
+    else:
+        wrong = _check(Checker(session, precision), store, config)
     if wrong:
         return f"{config}: {wrong}"
     remember(store, precision, [config])
@@ -104,6 +106,25 @@ def _check(checker: Checker, store: Store, config: Config) -> str:
         return str(error)
     finally:
         store.end(candidate)
+
+
+def _check_apart(session: Session, precision: Precision, store: Store, config: Config) -> str:
+    """Check in another process what a process ended with: it may have been killed from outside."""
+    from clgemm.tuning.worker import Worker  # noqa: PLC0415 - hardly ever needed
+
+    traits = session.traits
+    place = [found.traits for found in devices.find()].index(traits)
+    try:
+        with Worker(place, traits.fingerprint(), precision.code) as child:
+            outcome = child.attempt(
+                config, {}, task=CHECK, patience=lambda waited: HANG_SECONDS - waited
+            )
+    except (TuningError, OSError) as error:
+        return f"a process ended while it ran, and it could not be tried again: {error}"
+    if not outcome.ok:
+        return f"a process ended while it ran, and in another one: {outcome.detail}"
+    store.absolve(config_as_json(config))
+    return ""
 
 
 def warn(session: Session, precision: Precision, tuned: Tuned, wrong: str) -> None:
