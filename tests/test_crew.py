@@ -158,6 +158,8 @@ def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
     clock[0] += 2.0
     first = pytest.approx(budget.FIRST_SECONDS - 0.5)
     assert found.patience("toy", 0.5) == first
+    found.vetted("another", 2.0)
+    assert found.patience("toy", 0.5) == pytest.approx(budget.NEXT_SECONDS - 0.5), "one is ready"
     found.vetted("toy", 2.0)
     assert found.patience("toy", 0.5) == pytest.approx(3.5), "begun when nothing was known"
     clock[0] += 1.0
@@ -177,6 +179,7 @@ def test_what_a_busy_search_gave_up_is_no_hang(clock):
     assert found.is_hang(budget.LEAST_HANG_SECONDS)
     clock[0] += 10
     assert not found.is_hang(budget.LEAST_HANG_SECONDS), "the end came, whatever it was doing"
+    assert found.is_hang(budget.FIRST_SECONDS), "nobody would wait for it the next time either"
 
 
 def test_time_is_kept_for_races_and_the_last_checks(clock):

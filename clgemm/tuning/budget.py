@@ -12,7 +12,8 @@ HANG_SECONDS = (
     30.0  # a candidate that needs longer to build and check, or to be timed, is of no use
 )
 LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
-FIRST_SECONDS = 5.0  # that the first one is waited for, however short the search
+FIRST_SECONDS = 12.0  # that something to choose is waited for, however busy the cores are
+NEXT_SECONDS = 5.0  # that what began beside it is waited for, however short the search
 LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 SOME_SECONDS = 0.05  # what a trial takes at least
@@ -102,7 +103,8 @@ class Budget:
         known = self._vets.get(family)
         some = self._usual(max(known), waited) if known else HANG_SECONDS
         blind = not self._times and self.passed() - waited <= self._known_since
-        end = max(self.left(), FIRST_SECONDS - waited) if blind else self.searching(0.0)
+        beyond = NEXT_SECONDS if self._vets else FIRST_SECONDS
+        end = max(self.left(), beyond - waited) if blind else self.searching(0.0)
         return min(some - waited, end)
 
     def try_patience(self, family: str, waited: float) -> float:
@@ -129,4 +131,4 @@ class Budget:
 
     def is_hang(self, waited: float) -> bool:
         """Tell whether no answer after so long is a fault, not just too late for this search."""
-        return waited >= LEAST_HANG_SECONDS and self.left() > 0
+        return waited >= (LEAST_HANG_SECONDS if self.left() > 0 else FIRST_SECONDS)
