@@ -116,7 +116,8 @@ def _print_result(session: Session, precision: Precision, result: Result) -> Non
         if seconds:
             own = shape.rate(precision.code, seconds)
             beside = _beside(result, defaults, name, shape, own)
-            print(f"  {name:8}{shape!s:22}{own:9.0f}   {number}; {beside or 'not timed'}")
+            label = "" if name == str(shape) else name
+            print(f"  {label:8}{shape!s:22}{own:9.0f}   {number}; {beside or 'not timed'}")
     for number, variant in enumerate(model.variants, 1):
         print(f"  {number}: {variant.config}")
     sys.stdout.flush()

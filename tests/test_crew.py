@@ -160,7 +160,7 @@ def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
     assert found.patience("toy", 0.5) == first
     found.vetted("another", 2.0)
     assert found.patience("toy", 0.5) == pytest.approx(budget.NEXT_SECONDS - 0.5), "one is ready"
-    found.vetted("toy", 2.0)
+    found.vetted("toy", 1.0)
     assert found.patience("toy", 0.5) == pytest.approx(3.5), "begun when nothing was known"
     clock[0] += 1.0
     assert found.patience("toy", 0.5) < 0

@@ -354,6 +354,8 @@ def test_a_forked_child_copies_for_itself(session):
     program = (
         PROGRAM
         + """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of each fork beside threads
 child = os.fork()
 if not child:
     os._exit(0 if right() else 1)

@@ -98,11 +98,11 @@ class Budget:
 
         As long as none of its family has ended nothing is known of how long its builds take.  The
         very first ones, begun before any had ended, may go beyond the end of a short search: there
-        must be something to choose, and to compare it with.
+        must be something to choose, and to compare it with; they start while others do.
         """
         known = self._vets.get(family)
-        some = self._usual(max(known), waited) if known else HANG_SECONDS
         blind = not self._times and self.passed() - waited <= self._known_since
+        some = self._usual((2 if blind else 1) * max(known), waited) if known else HANG_SECONDS
         beyond = NEXT_SECONDS if self._vets else FIRST_SECONDS
         end = max(self.left(), beyond - waited) if blind else self.searching(0.0)
         return min(some - waited, end)

@@ -34,6 +34,8 @@ FAR_WEIGHT = 0.05  # of no correction: what is far from all timed shapes is left
 MOST_VARIANTS = 4  # deciding takes a few microseconds for each
 WORTH = 0.015  # mean gain, in log time over all shapes, that another variant must bring
 LEAST = 1e-12  # seconds: a sum of which every rate is zero
+FIRST_TOLD = "launches", "shared", "operands", "results", "busiest", "depth"
+"""Costs by how much a family's times say of them: one that packs shows it in a few products."""
 AT_MOST = 10.0  # times the best, which a variant counts that does not run a shape at all
 
 
@@ -152,12 +154,13 @@ def fitted(
 ) -> Variant:  # fmt: skip
     """Find the seconds of each cost that explain the times best; relative errors count.
 
-    With fewer times than costs only launches and evenly shared products are told apart.
+    With fewer times than costs one cost less than there are times is told apart, those first that
+    weigh most; two at least.
     """
     timed = {name: x for name, x in seconds.items() if name in shapes and x > 0}
     counts = np.array([costs_of(traits, code, config, shapes[name]) for name in timed], float)
-    few = len(timed) < len(Costs._fields)
-    told_apart = [Costs._fields.index(name) for name in ("launches", "shared")] if few else None
+    kinds = FIRST_TOLD[: max(2, len(timed) - 1)] if len(timed) < len(FIRST_TOLD) else FIRST_TOLD
+    told_apart = [Costs._fields.index(name) for name in kinds]
     return Variant(config, fitting.rates(counts, list(timed.values()), told_apart), timed)
 
 
