@@ -44,7 +44,8 @@ def entry_of(device):
 
 
 def test_tune_stores_and_shows_what_it_found(device, capsys):
-    assert cli.main(["tune", "--precision", "s", "--seconds", "2", *SIZES]) == 0
+    # Long enough for the default on busy cores, whatever is tried beside it.
+    assert cli.main(["tune", "--precision", "s", "--seconds", "6", *SIZES]) == 0
     out = capsys.readouterr().out
     assert device.traits.describe() in out
     assert "sgemm: " in out
@@ -56,7 +57,8 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     entry = entry_of(device)
     assert str(lookup.store_for(device.traits).path) in out
     asked = {"800 x 800 x 32", "90 x 90 x 90", "30 x 90 x 90"}
-    assert set(entry["trials"][0]["seconds"]) == asked, "the search goes by these"
+    timed = next(trial for trial in entry["trials"] if trial["status"] == "ok")
+    assert set(timed["seconds"]) == asked, "the search goes by these"
     assert set(entry["shapes"]) == asked | set(shapes.standard(512))
     assert set(entry["variants"][0]["seconds"]) >= asked
     assert device.tuned["s"].origin.startswith("tuned")
