@@ -19,7 +19,7 @@ from clgemm.explanation import Known, explained, unmeasured
 from clgemm.flow import Arrays
 from clgemm.kernels import BY_NAME
 from clgemm.pipeline import Pipeline, must_copy
-from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, address_of, describe, layout_of
+from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, aligned, describe, expressible, layout_of
 from clgemm.route import HOST, route
 from clgemm.runtime import faults
 from clgemm.runtime import session as sessions
@@ -97,11 +97,19 @@ def _on_session(
     """Find or make the decision on calls of this kind, and run this one."""
     known = _known(session, others, wish, a, b, c, beta != 0, conj_a, conj_b)
     if known is None:
-        left, right = _expressible(Operand(a, conj_a)), _expressible(Operand(b, conj_b))
+        left, right = expressible(Operand(a, conj_a)), expressible(Operand(b, conj_b))
         _by_copies(session, others, wish, alpha, left, right, beta, c)
         return
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", explained(session, known))
+    _run(session, known, alpha, a, b, beta, c, conj_a, conj_b)
+
+
+def _run(
+    session: Session, known: Known, alpha: complex, a: NDArray[Any], b: NDArray[Any],
+    beta: complex, c: NDArray[Any], conj_a: bool, conj_b: bool,
+) -> None:  # fmt: skip
+    """Run a call as was decided."""
     if known.ready is None:
         _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
         return
@@ -127,7 +135,7 @@ def _known(
         a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
     )  # fmt: skip
     known = session.known.get(key)
-    if known is None or (known.pairs and not all(map(_is_aligned, (a, b, c)))):
+    if known is None or (known.pairs and not all(map(aligned, (a, b, c)))):
         if any(layout_of(x) is None for x in (a, b, c)):
             return None
         left, right = Operand(a, conj_a), Operand(b, conj_b)
@@ -149,7 +157,7 @@ def explain(
     if session is None:
         return unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish))
     copied = tuple(name for name, x in zip("abc", (a, b, c), strict=True) if layout_of(x) is None)
-    a, b = _expressible(Operand(a)).data, _expressible(Operand(b)).data
+    a, b = expressible(Operand(a)).data, expressible(Operand(b)).data
     c = c if layout_of(c) is not None else np.empty(c.shape, c.dtype)
     known = _known(session, sessions.others(), wish, a, b, c, reads_c, conj_a, conj_b)
     assert known is not None  # noqa: S101 - every layout has been seen to
@@ -172,21 +180,6 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
     elif beta != 1:
         with np.errstate(all="ignore"):
             c *= c.dtype.type(beta)
-
-
-def _is_aligned(x: NDArray[Any]) -> bool:
-    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
-    return x.base is None or not address_of(x) % x.itemsize
-
-
-def _expressible(x: Operand) -> Operand:
-    """Return the operand itself, or a copy if no BLAS layout fits it."""
-    if layout_of(x.data) is not None:
-        return x
-    if x.data.ndim > 2 and x.data.strides[0] == 0:  # a stack of one matrix repeated
-        once = np.array(x.data[0], order="C")
-        return Operand(np.broadcast_to(once, x.data.shape), x.conj)
-    return Operand(np.array(x.data, order="C"), x.conj)
 
 
 def _by_copies(
@@ -240,8 +233,10 @@ def _break_even(session: Session, precision: Precision) -> BreakEven | None:
 
 
 def _product(session: Session, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
-    """Multiply on one device, whatever is faster."""
-    _on_session(session, (), "device", 1.0, a, b, 0.0, c, False, False)
+    """Multiply on one device, whatever is faster, and without a line in the log."""
+    known = _known(session, (), "device", a, b, c, False, False, False)
+    assert known is not None  # noqa: S101 - every layout of a measurement is a BLAS one
+    _run(session, known, 1.0, a, b, 0.0, c, False, False)
 
 
 def build(session: Session, problem: Gemm) -> Ready:

@@ -204,6 +204,12 @@ def address_of(x: NDArray[Any]) -> int:
     return int(x.__array_interface__["data"][0])
 
 
+def aligned(x: NDArray[Any]) -> bool:
+    """Tell whether an array begins at a multiple of its element's size."""
+    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
+    return x.base is None or not address_of(x) % x.itemsize
+
+
 def layout_of(x: NDArray[Any]) -> Layout | None:
     """Describe `x` as BLAS would, or None where no leading dimension can.
 
@@ -238,3 +244,13 @@ def layout_of(x: NDArray[Any]) -> Layout | None:
     if x.dtype.kind == "c" and address_of(x) % size:
         return None
     return Layout(trans, ld // size, stride // size)
+
+
+def expressible(x: Operand) -> Operand:
+    """Return the operand itself, or a copy if no BLAS layout fits it."""
+    if layout_of(x.data) is not None:
+        return x
+    if x.data.ndim > 2 and x.data.strides[0] == 0:  # a stack of one matrix repeated
+        once = np.array(x.data[0], order="C")
+        return Operand(np.broadcast_to(once, x.data.shape), x.conj)
+    return Operand(np.array(x.data, order="C"), x.conj)

@@ -91,6 +91,7 @@ def test_unwritable_folder_is_no_obstacle(session, tmp_path):
     (tmp_path / "file").write_text("in the way")
     found = next(f for f in DEVICES if f.traits == session.traits)
     multiply(Session(found, "test", Binaries(tmp_path / "file" / "programs", "print")))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_other_device_or_source_is_another_file(tmp_path):

@@ -53,7 +53,8 @@ def test_candidates_are_tried_side_by_side():
     assert len(outcomes) == len(CONFIGS)
 
 
-def test_a_child_that_hangs_holds_up_no_other():
+def first_ends_last():
+    """Make an attempt of which the first candidate's ends when the last one was tried."""
     ended = threading.Event()
 
     def attempt(worker, config):
@@ -63,25 +64,21 @@ def test_a_child_that_hangs_holds_up_no_other():
             ended.set()
         return passes(worker, config)
 
+    return attempt
+
+
+def test_a_child_that_hangs_holds_up_no_other():
     with Crew([Child(), Child()]) as team:
-        outcomes = team.each(CONFIGS, attempt, lambda _: True)
+        outcomes = team.each(CONFIGS, first_ends_last(), lambda _: True)
     *before, one, other = (o.config for o in outcomes)
     assert before == CONFIGS[1:-1]
     assert {one, other} == {CONFIGS[0], CONFIGS[-1]}
 
 
 def test_while_one_is_overdue_the_others_go_on():
-    ended = threading.Event()
-
-    def attempt(worker, config):
-        if config == CONFIGS[0]:
-            assert ended.wait(30)
-        elif config == CONFIGS[-1]:
-            ended.set()
-        return passes(worker, config)
-
     with Crew([Child(), Child()]) as team:
-        assert len(team.each(CONFIGS, attempt, lambda overdue: overdue)) == len(CONFIGS)
+        tried = team.each(CONFIGS, first_ends_last(), lambda overdue: overdue)
+    assert len(tried) == len(CONFIGS)
 
 
 def test_when_time_is_up_each_child_has_tried_one():

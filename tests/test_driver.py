@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import clgemm
 from clgemm import blas, driver, host, small, transfer
 from clgemm.errors import BuildError, DeviceError
-from clgemm.problem import PRECISIONS, Operand
+from clgemm.problem import PRECISIONS, Operand, expressible
 from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner
@@ -237,7 +237,7 @@ def test_stacks(how_a, how_b, rng):
 def test_a_repeated_matrix_without_layout_is_copied_once():
     """A stack of a thousand views of one matrix must not become a thousand matrices."""
     x = np.broadcast_to(np.ones((20, 20))[::2, ::2], (1000, 10, 10))
-    fitting = driver._expressible(Operand(x)).data
+    fitting = expressible(Operand(x)).data
     assert fitting.strides[0] == 0
     assert fitting.base.nbytes <= 800
     np.testing.assert_array_equal(fitting, x)

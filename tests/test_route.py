@@ -205,6 +205,16 @@ def test_break_evens_are_measured_once_and_kept(fresh, measurements):
     assert measurements == ["s", "d"]
 
 
+def test_what_is_only_measured_leaves_no_line_about_a_call(fresh, caplog):
+    """There are thousands; writing them takes longer than the products."""
+    with caplog.at_level(logging.DEBUG, logger="clgemm"):
+        decide()
+    assert fresh.break_evens
+    said = [r.getMessage() for r in caplog.records if r.name == "clgemm.driver"]
+    assert len(said) == 1
+    assert "100 x 100 x 100" in said[0]
+
+
 @pytest.mark.parametrize("change", ["host", "parameters", "damage", "schema"])
 def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_path):
     decide()
