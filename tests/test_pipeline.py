@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -367,6 +368,14 @@ assert right()
         program, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_tiles_that_came_home_out_of_turn_are_told_one_by_one():
+    """After a shortage of memory only the others are computed again."""
+    broken = object.__new__(flow.Flow)
+    broken._leaving = [SimpleNamespace(to_copy=left) for left in (2, 0, 1)]
+    broken._schedule = SimpleNamespace(results=["first", "second", "third", "fourth"])
+    assert broken.missing() == ["first", "third", "fourth"]
 
 
 def test_pages_of_a_new_result_are_taken_while_operands_arrive(apart, rng, monkeypatch):
