@@ -117,7 +117,9 @@ class Ready:
             shared.last = waits
         return waits[0]
 
-    def run(self, values: Values, stop: interrupt.Stop | None = None) -> None:
+    def run(
+        self, values: Values, stop: interrupt.Stop | None = None, *, poisoned: bool = False
+    ) -> None:
         """Launch every step and wait for the last one; the GIL is released meanwhile.
 
         Parameters
@@ -126,15 +128,20 @@ class Ready:
             What `slots` gave.  The caller keeps the memory alive: OpenCL does not.
         stop : Stop, optional
             Set if the result, void then, is not wanted any more.
+        poisoned : bool
+            Fill the scratch memory with NaN before.
         """
         session, workspace = self._session, self._session.workspace
         session.running.append(None)
+        scratch = None
         try:
             if session.ending:
                 interrupt.end_thread()
+            if self.scratch_bytes:  # this call's alone until its last launch has ended
+                scratch = workspace.lease(self.scratch_bytes)
             with session.lock:
-                # Held until the last launch has ended: another call may replace the scratch memory.
-                scratch = workspace.scratch(self.scratch_bytes) if self.scratch_bytes else None
+                if poisoned and scratch is not None:
+                    workspace.poison(session.queue, scratch)
                 counters, cell = workspace.counter() if self._counts else (None, 0)
                 bound = (*values, scratch, counters, cell)
                 for kernel, global_size, local_size, constants, named in self._launches:
@@ -144,6 +151,8 @@ class Ready:
                     kernel.set_args(*args)
                     event = self._enqueue(session.queue, kernel, global_size, local_size)
             self._wait(event, partial(workspace.cancel, cell), values, stop)
+            if scratch is not None:  # after an error nobody knows whether it is still in use
+                workspace.release(scratch)
             if session.ending:  # and what was computed may be void
                 interrupt.end_thread()
         finally:

@@ -82,19 +82,21 @@ def run_python(program, *arguments, timeout=60, **environment):
 
 
 def read_scratch(session, nbytes):
-    """Return what the first bytes of a session's scratch memory hold."""
-    memory = session.workspace.scratch(nbytes)
+    """Return what the first bytes of the scratch memory of a session's last call hold."""
+    memory = session.workspace.lease(nbytes)
     host = np.empty(memory.size, np.uint8)
     cl.enqueue_copy(session.queue, host, memory).wait()
+    session.workspace.release(memory)
     return host[:nbytes]
 
 
 def write_scratch(session, values):
-    """Put an array's bytes at the start of a session's scratch memory."""
-    memory = session.workspace.scratch(values.nbytes)
+    """Put an array's bytes at the start of the scratch memory of a session's next call."""
+    memory = session.workspace.lease(values.nbytes)
     host = np.zeros(memory.size, np.uint8)
     host[: values.nbytes] = values.reshape(-1).view(np.uint8)
     cl.enqueue_copy(session.queue, memory, host).wait()
+    session.workspace.release(memory)
 
 
 class Differences:

@@ -283,8 +283,7 @@ def test_parts_along_k_are_added(session, code, units, rng):
         for _ in range(5):
             got = c.copy(order="F")
             places = [transfer.place(session, x) for x in (a, b, got)]
-            session.workspace.poison(session.queue, plan.scratch_bytes)
-            ready.run(slots(problem, -0.5, 0.25, *places))
+            ready.run(slots(problem, -0.5, 0.25, *places), poisoned=True)
             transfer.fetch(session, places[2], got)
             results.append(got)
         reference.assert_within_bound(results[0], want, size, k, precision.eps)

@@ -233,9 +233,7 @@ def run(session, chosen, a, b, c, units, alpha=1.0, beta=0.0):
         g = g.dense()
     plan = FAMILY.plan(replace(session.traits, compute_units=units), g, chosen)
     places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    if plan.scratch_bytes:
-        session.workspace.poison(session.queue, plan.scratch_bytes)
-    Ready(session, plan).run(slots(g, alpha, beta, *places))
+    Ready(session, plan).run(slots(g, alpha, beta, *places), poisoned=True)
     transfer.fetch(session, places[2], c)
     return [step.kernel.name for step in plan.steps]
 

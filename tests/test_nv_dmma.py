@@ -366,8 +366,8 @@ def test_panels_lie_as_drawn(session, code, size, trans, rng):
     assert problem.trans_a == problem.trans_b == trans
     places = [transfer.place(session, x) for x in (a, b, out)]
     with session.lock:
-        session.workspace.poison(session.queue, plan.scratch_bytes)
-        Ready(session, Plan((pack,), plan.scratch_bytes)).run(slots(problem, 1, 0, *places))
+        ready = Ready(session, Plan((pack,), plan.scratch_bytes))
+        ready.run(slots(problem, 1, 0, *places), poisoned=True)
         packed = read_scratch(session, plan.scratch_bytes).view(precision.dtype)
     left = a.conj() if trans and precision.is_complex else a
     kind_a = "WHOLE" if precision.is_complex else "ALONG_W"
@@ -519,9 +519,7 @@ def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
     ready = Ready(gpu, plan)
     places = {x: transfer.place(gpu, memory[x].reshape(-1, 1)) for x in "abc"}
     for _ in range(repeats):
-        if plan.scratch_bytes:
-            gpu.workspace.poison(gpu.queue, plan.scratch_bytes)
-        ready.run(slots(problem, alpha, beta, *places.values()))
+        ready.run(slots(problem, alpha, beta, *places.values()), poisoned=True)
         out = memory["c"].reshape(-1, 1).copy()
         transfer.fetch(gpu, places["c"], out)
         yield out.ravel()
@@ -587,9 +585,7 @@ def assert_same_bits(gpu, problem, c, rng):
     ready, watch = Ready(gpu, plan), Differences(gpu, m * n * precision.itemsize)
     places = [transfer.place(gpu, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
     values = slots(problem, 1.0, 0.0, *places)
-    if plan.scratch_bytes:
-        gpu.workspace.poison(gpu.queue, plan.scratch_bytes)
-    ready.run(values)
+    ready.run(values, poisoned=True)
     first = watch.remember(places[2]).view(precision.dtype).reshape(n, m)
     assert np.isfinite(first).all()
     left = a.reshape(m, k) if problem.trans_a else a.reshape(k, m).T

@@ -133,10 +133,9 @@ def packed(session, problem, a, b, tile):
         pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
     plan = FAMILY.plan(session.traits, problem, config_of(tile))
     ready = Ready(session, Plan(plan.steps[:-1], plan.scratch_bytes))
-    session.workspace.poison(session.queue, plan.scratch_bytes)
     c = np.full((problem.n, problem.m), np.nan, PRECISIONS[problem.precision].dtype).T
     places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    ready.run(slots(problem, 1.0, 0.0, *places))
+    ready.run(slots(problem, 1.0, 0.0, *places), poisoned=True)
     transfer.fetch(session, places[2], c)
     host = read_scratch(session, plan.scratch_bytes)
     chosen = best_tile(problem, tile, session.traits.compute_units)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ import clgemm
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, interrupt
 from clgemm.runtime import session as sessions
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.check import Checker, random_matrix
+from clgemm.tuning.lookup import competitors
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -93,6 +95,24 @@ assert len(opened) == 1, opened
 """
     run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(session):
+    """The check fills scratch memory with NaN, which no other call may share meanwhile."""
+    a = np.random.default_rng(5).random((1200, 1200), np.float32)
+    precision, checked = PRECISIONS["s"], 0
+    checker = Checker(session, precision)
+    config = competitors(session.traits, precision)[0].default(session.traits, precision)
+    with sessions.using(session), ThreadPoolExecutor(1) as pool:
+        want = clgemm.matmul(a, a)
+        assert checker.quick(config) == ""
+        for _ in range(8):
+            product = pool.submit(clgemm.matmul, a, a)
+            while not product.done():
+                assert checker.quick(config) == ""
+                checked += 1
+            np.testing.assert_array_equal(product.result(), want)
+    assert checked, "no check ran beside a product: the test tests nothing"
 
 
 def test_the_interpreter_runs_on_while_the_device_works(session):

@@ -1,7 +1,8 @@
-"""Memory that calls share: scratch that only grows, and counters that kernels take tiles from."""
+"""Scratch memory, leased to one call at a time, and counters that kernels take tiles from."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PAGE = 4096  # bytes
+MOST_IDLE = 4  # pieces of scratch that are kept for as many threads
 COUNTERS = 1024  # launches until a counter comes round again
 
 
@@ -33,35 +35,46 @@ class Workspace:
 
     def __init__(self, context: cl.Context, *, system_svm: bool) -> None:
         self._cl: Any = opencl.load()
+        self._lock = threading.Lock()
         self._context = context
         self._system_svm = system_svm
-        self._scratch: Any = None
+        self._idle: list[Any] = []
         self._counters: Any = None
         self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
         self._cell = 0
 
-    def scratch(self, nbytes: int) -> Any:
-        """Return scratch of at least `nbytes` that starts on a page.
+    def lease(self, nbytes: int) -> Any:
+        """Return scratch of at least `nbytes` that starts on a page and that nobody else uses.
 
-        The caller keeps it until its launch has ended: a call that needs more replaces it.
+        It is the caller's alone until it is given back by `release`, once the last command that
+        uses it has ended.  What is not given back, since that cannot be proved, is not used again.
         """
-        if self._scratch is None or self._scratch.size < nbytes:
-            self._scratch = None
-            self._scratch = (
-                self._cl.SVM(_pages(nbytes))
-                if self._system_svm
-                else cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
-            )
-        return self._scratch
-
-    def poison(self, queue: cl.CommandQueue, nbytes: int) -> None:
-        """Fill scratch with NaN, so that a kernel that reads what it did not write is found out."""
-        memory = self.scratch(nbytes)
+        with self._lock:
+            fitting = [x for x in self._idle if x.size >= nbytes]
+            if fitting:
+                chosen = min(fitting, key=lambda x: x.size)
+                self._idle.remove(chosen)
+                return chosen
+            if self._idle:
+                self._idle.pop(0)  # a larger one takes its place
         if self._system_svm:
-            memory.mem.view(np.float64)[...] = np.nan
+            return self._cl.SVM(_pages(nbytes))
+        return self._cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+
+    def release(self, scratch: Any) -> None:
+        """Take back what was leased; no command uses it any more."""
+        with self._lock:
+            self._idle.append(scratch)
+            if len(self._idle) > MOST_IDLE:
+                self._idle.pop(0)
+
+    def poison(self, queue: cl.CommandQueue, scratch: Any) -> None:
+        """Fill leased scratch with NaN: a kernel that reads what it did not write is found out."""
+        if self._system_svm:
+            scratch.mem.view(np.float64)[...] = np.nan
             return
-        size = memory.size // 8 * 8
-        cl.enqueue_fill_buffer(queue, memory, np.array(np.nan), 0, size)
+        size = scratch.size // 8 * 8
+        cl.enqueue_fill_buffer(queue, scratch, np.array(np.nan), 0, size)
 
     def counter(self) -> tuple[Any, int]:
         """Return counters that kernels share with the host, and the first of a free line of zeros.

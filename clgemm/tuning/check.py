@@ -90,10 +90,7 @@ def run_once(
     problem, plan = planned(session, config, a, b, c, reads_c=beta != 0)
     ready = Ready(session, plan)
     places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    if poison and plan.scratch_bytes:
-        with session.lock:
-            session.workspace.poison(session.queue, plan.scratch_bytes)
-    ready.run(slots(problem, alpha, beta, *places))
+    ready.run(slots(problem, alpha, beta, *places), poisoned=poison)
     transfer.fetch(session, places[2], c)
 
 

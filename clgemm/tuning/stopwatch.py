@@ -45,10 +45,10 @@ class Traced(Ready):
 
         self._enqueue = enqueue
 
-    def run(self, values: Values, stop: Stop | None = None) -> None:
+    def run(self, values: Values, stop: Stop | None = None, *, poisoned: bool = False) -> None:
         """Launch every step and wait for the last one; see `Ready.run`."""
         self._events.clear()
-        super().run(values, stop)
+        super().run(values, stop, poisoned=poisoned)
 
     def seconds(self) -> float:
         """Return what the last run took by the device's clock; NaN if it does not tell."""
