@@ -8,7 +8,6 @@ and the parameters in use.  A change of either measures again.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from clgemm import host_blas, scipy_blas, settings
 from clgemm.breakeven import BreakEven, Curve
 from clgemm.tuning import lookup, timing, tuner
-from clgemm.tuning.files import replace
+from clgemm.tuning.files import cached_json, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,10 +141,7 @@ def _read_or_measure(
 
 def _entries(store: Store) -> dict[str, Any]:
     """Read what is stored; nothing where that cannot be read."""
-    try:
-        data = json.loads(_path(store).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
+    data = cached_json(_path(store))
     good = isinstance(data, dict) and data.get("schema") == SCHEMA
     entries = data.get("precisions") if good else None
     return entries if isinstance(entries, dict) else {}

@@ -63,7 +63,7 @@ def info() -> int:
     for other in sessions.others():
         print(f"and for large products: {other.traits.describe()}")
     _print_parameters(session)
-    print(f"\ncache directory: {settings.cache_dir()}")
+    print(f"\n{cli_cache.cache_directory()}")
     return 0
 
 

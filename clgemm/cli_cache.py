@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clgemm import settings
+from clgemm import private_files, settings
 from clgemm.errors import TuningError
 from clgemm.runtime import devices
 from clgemm.runtime import session as sessions
 from clgemm.tuning import exchange, lookup, nearest
-from clgemm.tuning.files import Contents, contents, files
+from clgemm.tuning.files import Contents, cached_contents, files
 from clgemm.tuning.outcome import config_from_json
 from clgemm.tuning.variants import NOT_READABLE, variants_from_json
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from clgemm.tuning.model import Variant
     from clgemm.tuning.shapes import Shape
@@ -101,7 +102,7 @@ def cached(wish: str = "") -> list[Cached]:
     TuningError
         If there are files and none of them is meant.
     """
-    every = [Cached(path, contents(path)) for path in files(settings.cache_dir())]
+    every = [Cached(path, cached_contents(path)) for path in files(settings.cache_dir())]
     meant = [c for c in every if c.matches(wish)] if wish else every
     if every and not meant:
         names = "; ".join(f"{c.device} ({c.path.name})" for c in every)
@@ -114,9 +115,15 @@ def _here() -> dict[str, Any]:
     return {f.traits.fingerprint(): f.traits for f in devices.find()}
 
 
+def cache_directory() -> str:
+    """Name the cache directory, and say why it is not used if that is so."""
+    why_not = private_files.why_not_trusted(settings.cache_dir())
+    return f"cache directory: {settings.cache_dir()}{f' (not used: {why_not})' if why_not else ''}"
+
+
 def print_list() -> int:
     """Print the devices that have parameters, and why what is not used is not."""
-    print(f"cache directory: {settings.cache_dir()}")
+    print(cache_directory())
     if not settings.tuning_enabled():
         print("CLGEMM_TUNE=off: none of these is used")
     here, every = _here(), cached()
@@ -197,25 +204,25 @@ def clear(wish: str) -> int:
     """Remove parameters; say what was removed."""
     folder, meant = settings.cache_dir(), cached(wish)
     for c in meant:
-        c.path.unlink(missing_ok=True)
+        private_files.remove(c.path)
         print(f"removed {c.path.name}: {c.device}: {' '.join(c.found.entries) or 'no entries'}")
     stems = [c.path.stem for c in meant] if wish else ["[0-9a-f]" * 16]
-    others = _remove(path for stem in stems for path in sorted(folder.glob(f"{stem}.*")))
+    others = sum(_remove(folder, f"{stem}.*") for stem in stems)
     if others:
         print(f"removed what lay beside them (locks, journals, damaged files): {others}")
-    programs = 0 if wish else _remove(sorted((folder / "programs").glob("*.bin")))
+    programs = 0 if wish else _remove(folder / "programs", "*.bin")
     if programs:
         print(f"removed compiled programs: {programs}")
     if not meant and not others and not programs:
-        print(f"nothing to remove in {folder}")
+        print(f"nothing to remove; {cache_directory()}")
     return 0
 
 
-def _remove(paths: Iterable[Path]) -> int:
+def _remove(folder: Path, pattern: str) -> int:
     """Remove files; return how many."""
-    every = list(paths)
-    for path in every:
-        path.unlink(missing_ok=True)
+    every = fnmatch.filter(private_files.names(folder), pattern)
+    for name in every:
+        private_files.remove(folder / name)
     return len(every)
 
 
@@ -247,7 +254,7 @@ def import_files(paths: list[Path]) -> int:
         place, written = exchange.take_up(found)
         print(f"{path}: {Cached(place, found).device}, into {place}")
         good &= len(written) == len(found.entries)
-        now = contents(place)
+        now = cached_contents(place)
         for name in written:
             print(f"  {name:6} {lookup.usage(place, name, now, here)}")
     return 0 if good else 1

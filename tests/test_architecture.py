@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 MODULE_LINES, FUNCTION_LINES = 260, 45
 
 LAYERS = (
-    "problem traits errors settings scipy_blas fitting stand_in _version",
+    "problem traits errors settings private_files scipy_blas fitting stand_in _version",
     "kernels",
     "runtime",
     "execute transfer host host_blas",

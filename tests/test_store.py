@@ -13,7 +13,8 @@ import pytest
 from helpers import heard, quiet, run_python
 
 import clgemm
-from clgemm.tuning import files, locks
+from clgemm import private_files
+from clgemm.tuning import locks
 from clgemm.tuning import store as stores
 from clgemm.tuning.store import Store
 
@@ -164,17 +165,17 @@ def test_garbage_that_nobody_read_is_set_aside_by_a_write(garbage, tmp_path):
 
 
 def test_what_replaced_a_damaged_file_meanwhile_is_not_set_aside(tmp_path, monkeypatch):
-    store, real = make(tmp_path), stores.contents
+    store, real = make(tmp_path), stores.cached_contents
     store.path.write_bytes(b"{")
 
     def look_and_be_overtaken(path):
         found = real(path)
         if found.damaged:
-            monkeypatch.setattr(stores, "contents", real)
+            monkeypatch.setattr(stores, "cached_contents", real)
             make(tmp_path).write("s", ENTRY)
         return found
 
-    monkeypatch.setattr(stores, "contents", look_and_be_overtaken)
+    monkeypatch.setattr(stores, "cached_contents", look_and_be_overtaken)
     assert heard(store.read)
     assert quiet(store.read) == {"s": STORED}
 
@@ -209,7 +210,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     def full_disk(*_args, **_more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.json, "dump", full_disk)
+    monkeypatch.setattr(private_files.os, "replace", full_disk)
     (message,) = heard(lambda: store.write("d", ENTRY))
     assert "No space left" in message
     assert store.write("d", ENTRY) is False
@@ -274,7 +275,7 @@ def test_what_killed_writers_left_is_removed_when_it_is_old(tmp_path):
     for path in (old, new, other):
         path.touch()
     for path in (old, other):
-        then = time.time() - 2 * files.LEFT_BEHIND_SECONDS
+        then = time.time() - 2 * private_files.LEFT_BEHIND_SECONDS
         os.utime(path, (then, then))
     store.write("s", ENTRY)
     assert not old.exists()

@@ -1,27 +1,28 @@
 """Compiled programs on disk, for drivers that keep none themselves.
 
 A file is the SHA-256 of the binary, then the binary: a torn or damaged one is noticed here and
-never reaches a driver.  Its name hashes the source, the device and the driver, so a new one of any
-makes a new file.  Whatever goes wrong costs a compilation and nothing else.
+never reaches a driver, nor does one that somebody else may have written.  Its name hashes the
+source, the device and the driver, so a new one of any makes a new file.  Whatever goes wrong costs
+a compilation and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clgemm import settings
+from clgemm import private_files, settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clgemm.traits import DeviceTraits
 
 log = logging.getLogger(__name__)
 
 DIGEST_BYTES = 32
+MOST_BYTES = 64 << 20
 
 
 class Binaries:
@@ -45,10 +46,7 @@ class Binaries:
 
     def load(self, text: str) -> bytes | None:
         """Return the binary of a source text, None if there is none or it is damaged."""
-        try:
-            data = self._path(text).read_bytes()
-        except OSError:
-            return None
+        data = private_files.read(self._path(text), MOST_BYTES).data or b""
         digest, binary = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
         return binary if hashlib.sha256(binary).digest() == digest else None
 
@@ -56,11 +54,8 @@ class Binaries:
         """Keep a binary; a folder that cannot be written is the same as no folder."""
         path = self._path(text)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(binary).digest() + binary)
-            Path(name).replace(path)
+            private_files.make(path.parent)
+            private_files.write(path, hashlib.sha256(binary).digest() + binary)
         except OSError as error:
             log.debug("the program cannot be kept in %s: %s", path, error)
 

@@ -11,7 +11,7 @@ from clgemm.errors import TuningError
 from clgemm.kernels import source
 from clgemm.problem import PRECISIONS
 from clgemm.traits import fingerprint_of
-from clgemm.tuning.files import SCHEMA, Contents, contents
+from clgemm.tuning.files import SCHEMA, Contents, cached_contents, contents
 from clgemm.tuning.store import Store
 from clgemm.tuning.variants import NOT_READABLE, variants_from_json
 
@@ -58,7 +58,7 @@ def export(path: Path, to: Path) -> tuple[Path, list[str]]:
     OSError
         If the file cannot be written.
     """
-    found = loaded(path)
+    found = _accepted(path, cached_contents(path))
     kernels = source.package_hash()
     entries = {
         name: {key: entry[key] for key in EXPORTED if key in entry}
@@ -85,7 +85,11 @@ def loaded(path: Path) -> Contents:
     TuningError
         Says what is wrong with the file, where in it, and what to do.
     """
-    found = contents(path)
+    return _accepted(path, contents(path))
+
+
+def _accepted(path: Path, found: Contents) -> Contents:
+    """Return what a file holds if it can be used."""
     if not found.head and not found.why:
         raise TuningError(f"there is no file {path}")
     if found.why == "schema changed":

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
-import time
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clgemm import private_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
+    from pathlib import Path
 
 SCHEMA = 3
 """1 named the kernel source once a file, not once an entry; 2 had one choice for each of three
 classes of sizes, 3 has variants with a model of their times."""
-LEFT_BEHIND_SECONDS = 60.0
+MOST_BYTES = 16 << 20
 _FILE_NAME = re.compile(r"[0-9a-f]{16}\.json")
 
 
@@ -34,13 +32,34 @@ class Contents(NamedTuple):
 
 
 def contents(path: Path | Traversable) -> Contents:
-    """Read a file of parameters, the user's or a shipped one."""
+    """Read a file of parameters that is not in the cache directory: shipped, or to import."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return _parsed(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return Contents({}, {})
     except OSError as error:
         return Contents({}, {}, f"unreadable: {error}")
+
+
+def cached_contents(path: Path) -> Contents:
+    """Read a file of parameters in the cache directory."""
+    data, why_not = private_files.read(path, MOST_BYTES)
+    if data is None:
+        return Contents({}, {}, f"unreadable: {why_not}" if why_not else "")
+    return _parsed(data)
+
+
+def cached_json(path: Path) -> Any:
+    """Return what a file in the cache directory holds, None if it cannot be read."""
+    try:
+        return json.loads((private_files.read(path, MOST_BYTES).data or b"").decode())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _parsed(text: bytes) -> Contents:
+    try:
+        data = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
         return Contents({}, {}, f"damaged: {error}", damaged=True)
     return checked(data)
@@ -60,26 +79,9 @@ def checked(data: Any) -> Contents:
 
 def files(folder: Path) -> list[Path]:
     """List the files of parameters in a cache directory, one a device and driver."""
-    with suppress(OSError):
-        return sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
-    return []
+    return [folder / name for name in private_files.names(folder) if _FILE_NAME.fullmatch(name)]
 
 
 def replace(path: Path, data: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees the old file or the new one, whole."""
-    handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def clear_left_behind(path: Path) -> None:
-    """Remove what processes that were killed while they replaced `path` left beside it."""
-    for left in path.parent.glob(f"{path.stem}.*.tmp"):
-        with suppress(OSError):  # another process was quicker
-            if time.time() - left.stat().st_mtime > LEFT_BEHIND_SECONDS:
-                left.unlink()
+    private_files.write(path, json.dumps(data, indent=1).encode())

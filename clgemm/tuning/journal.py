@@ -7,13 +7,14 @@ or machine; process numbers are used again and mean nothing in another container
 
 from __future__ import annotations
 
-import json
+import fnmatch
 import os
 import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from clgemm.tuning.files import replace
+from clgemm import private_files
+from clgemm.tuning.files import cached_json, replace
 from clgemm.tuning.locks import FileLock
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Journal:
         if own and all(x["life"] != own for x in left):
             _, lock = _lives.pop((self._path, os.getpid()))
             lock.__exit__(None, None, None)
-            self._lock_path(own).unlink(missing_ok=True)
+            private_files.remove(self._lock_path(own))
 
     def interrupted(self) -> list[dict[str, Any]]:
         """Return the candidates that were running when a process ended, and what this one left."""
@@ -89,7 +90,7 @@ class Journal:
 
     def _dead(self, life: str) -> bool:
         path = self._lock_path(life)
-        if not path.exists():
+        if private_files.status(path) is None:
             return True
         try:
             with FileLock(path) as lock:
@@ -98,21 +99,19 @@ class Journal:
             return True
 
     def _write(self, notes: list[dict[str, Any]]) -> None:
-        for path in self._path.parent.glob(f"{self._path.stem}.*.alive"):
-            life = path.name.split(".")[-2]
+        folder = self._path.parent
+        for name in fnmatch.filter(private_files.names(folder), f"{self._path.stem}.*.alive"):
+            life = name.split(".")[-2]
             if life != self._own() and self._dead(life):
                 with suppress(OSError):  # on Windows while somebody looks at it
-                    path.unlink(missing_ok=True)
+                    private_files.remove(folder / name)
         if notes:
             replace(self._path, {"kernels": self._kernels, "running": notes})
         else:
-            self._path.unlink(missing_ok=True)
+            private_files.remove(self._path)
 
     def _notes(self) -> list[dict[str, Any]]:
-        try:
-            data = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return []
+        data = cached_json(self._path)
         if not isinstance(data, dict) or data.get("kernels") != self._kernels:
             return []
         notes = data.get("running")

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from clgemm import private_files
 from clgemm.errors import TuningError
 
 if sys.platform == "win32":
@@ -59,7 +60,7 @@ class FileLock:
     Raises
     ------
     OSError
-        On entering a with block, if the file cannot be made.
+        On entering a with block, if the file cannot be made or is not this user's own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +69,7 @@ class FileLock:
         self._taken = False
 
     def __enter__(self) -> Self:
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._handle = private_files.open_lock(self._path)
         return self
 
     def __exit__(

@@ -13,9 +13,9 @@ from enum import IntEnum
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clgemm import settings
+from clgemm import private_files, settings
 from clgemm.kernels import source
-from clgemm.tuning.files import Contents, contents, files
+from clgemm.tuning.files import Contents, cached_contents, contents, files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -149,16 +149,14 @@ def other_drivers(folder: Path, traits: DeviceTraits) -> Iterator[Kin]:
     ours = f"{traits.fingerprint()}.json"
     paths = [path for path in files(folder) if path.name != ours]
     for path in sorted(paths, key=_age):
-        found = contents(path)
+        found = cached_contents(path)
         if not found.why and kinship(traits, found.head) is Kinship.DEVICE:
             yield Kin(str(path), found, Kinship.DEVICE)
 
 
 def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except OSError:  # removed by another process
-        return 0.0
+    found = private_files.status(path)
+    return 0.0 if found is None else -found.st_mtime
 
 
 def driver_change(traits: DeviceTraits, head: Mapping[str, Any]) -> str:

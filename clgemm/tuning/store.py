@@ -8,14 +8,16 @@ it knows neither kernels nor OpenCL.
 
 from __future__ import annotations
 
+import stat
 import warnings
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from clgemm import private_files
 from clgemm._version import __version__
 from clgemm.errors import ClgemmWarning
 from clgemm.tuning import locks
-from clgemm.tuning.files import SCHEMA, Contents, clear_left_behind, contents, replace
+from clgemm.tuning.files import SCHEMA, Contents, cached_contents, replace
 from clgemm.tuning.journal import Journal
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Store:
         entry = found.entries.get(precision)
         if entry is not None and entry.get("kernels") != self.kernels:
             return "kernel source changed"
-        if not found.why and not self.path.exists() and self._aside.exists():
+        if not found.why and self._is_set_aside():
             return f"the file was damaged and is set aside as {self._aside.name}"
         return found.why
 
@@ -96,7 +98,7 @@ class Store:
                     self._set_aside()
         if found.damaged or found.why.startswith("unreadable"):
             remedy = "Delete the file, or set CLGEMM_CACHE_DIR to another directory"
-            if not self.path.exists() and self._aside.exists():
+            if self._is_set_aside():
                 remedy = f"The file is kept as {self._aside.name}"
             _warn_once(
                 str(self.path),
@@ -106,7 +108,7 @@ class Store:
         return found
 
     def _look(self) -> Contents:
-        found = contents(self.path)
+        found = cached_contents(self.path)
         if found.head and not found.why and found.head.get("identity") != self._head["identity"]:
             return Contents(found.head, {}, "device or driver changed")
         return found
@@ -114,11 +116,15 @@ class Store:
     def _set_aside(self) -> None:
         """Keep a file that is not used out of the way of the one that will be."""
         with suppress(FileNotFoundError):
-            self.path.replace(self._aside)
+            private_files.move(self.path, self._aside)
+
+    def _is_set_aside(self) -> bool:
+        there, aside = map(private_files.status, (self.path, self._aside))
+        return there is None and aside is not None
 
     @contextmanager
     def _merging(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_files.make(self.path.parent)
         with locks.held(self._lock, LOCK_SECONDS):
             yield
 
@@ -136,11 +142,13 @@ class Store:
         try:
             with self._merging():
                 found = self._look()
-                if found.why and self.path.is_file():
+                lies = private_files.status(self.path)
+                if found.why and lies is not None and stat.S_ISREG(lies.st_mode):
                     self._set_aside()
-                clear_left_behind(self.path)
                 entries = dict(found.entries) | {precision: stamped}
                 replace(self.path, self._head | {"precisions": entries})
+        except private_files.NotTrustedError:
+            return False
         except OSError as error:
             _warn_once(
                 str(self.path),
@@ -167,7 +175,7 @@ class Store:
         """
         patience = budget + PATIENCE_SECONDS
         with suppress(OSError):  # `write` reports a directory that cannot be written
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            private_files.make(self.path.parent)
         place = self.path.with_name(f"{self.path.stem}.{precision}.searching")
         with locks.turn(place, patience, lambda: waiting(patience)) as reason:
             yield reason

@@ -7,7 +7,6 @@ processes skip the check; what the tuner chose has passed more than this one.
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from clgemm.errors import BuildError, ClgemmError, ClgemmWarning, TuningError
 from clgemm.runtime import devices, faults
 from clgemm.tuning.budget import HANG_SECONDS
-from clgemm.tuning.files import replace
+from clgemm.tuning.files import cached_json, replace
 from clgemm.tuning.outcome import CHECK, config_as_json
 from clgemm.tuning.variants import stored_config
 
@@ -39,10 +38,7 @@ def _path(store: Store) -> Path:
 
 def _passed(store: Store) -> list[dict[str, Any]]:
     """Read what passed with these kernels; nothing where that cannot be read."""
-    try:
-        data = json.loads(_path(store).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return []
+    data = cached_json(_path(store))
     good = isinstance(data, dict) and data.get("kernels") == store.kernels
     found = data.get("passed") if good else None
     return [x for x in found if isinstance(x, dict)] if isinstance(found, list) else []
