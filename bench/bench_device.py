@@ -30,18 +30,18 @@ import on_device
 from device_cases import CLGEMM, CUBLAS, SETS, SIZES
 from device_rows import Bench, choose_fp32, run_all
 
-from clgemm.cli import versions
+from clgemm.cli.main import versions
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 
 def parameters_in_use(session: Session, codes: str) -> dict[str, str]:

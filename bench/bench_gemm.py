@@ -28,12 +28,13 @@ import numpy as np
 import scipy.linalg.blas
 
 import clgemm
-from clgemm import host_blas
-from clgemm.cli import versions
+from clgemm.cli.main import versions
+from clgemm.host import identity
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import processor
-from clgemm.runtime import session as sessions
-from clgemm.tuning import timing, tuner
+from clgemm.tuning import tuner
+from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -238,7 +239,7 @@ def main() -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": session.traits.describe(),
         "driver": session.traits.driver_version,
-        "processor": f"{processor.identity()}, {host_blas.usable_cores()} cores",
+        "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
         "versions": versions(),
         "parameters": {c: tuner.tuned_for(session, c).origin for c in arguments.precisions},
     }

@@ -27,17 +27,17 @@ import numpy as np
 from bench_gemm import Case, Work
 
 import clgemm
-from clgemm import host_blas
-from clgemm.cli import versions
+from clgemm.cli.main import versions
+from clgemm.host import identity
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import processor
-from clgemm.runtime import session as sessions
-from clgemm.tuning import timing
+from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 SMALL = 1024
@@ -210,7 +210,7 @@ def memory_kept(session: Session, calls: int, kinds: int) -> dict[str, Any]:
 
 def head(session: Session) -> dict[str, Any]:
     """Tell where and with what this was measured."""
-    running = host_blas.openblas()
+    running = identity.openblas()
     kernels = "its BLAS does not tell its kernels"
     if running is not None:
         widest = ": already the widest there are, FMA by FMA" if running.core in WIDEST else ""
@@ -219,7 +219,7 @@ def head(session: Session) -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": session.traits.describe(),
         "driver": session.traits.driver_version,
-        "processor": f"{processor.identity()}, {host_blas.usable_cores()} cores",
+        "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
         "SciPy runs": kernels,
         "versions": versions(),
     }

@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import on_device
 
-from clgemm.cli import versions
+from clgemm.cli.main import versions
 from clgemm.errors import ClgemmError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
-    from clgemm.kernels.gpu_tiled import GpuTiled
+    from clgemm.kernels.gpu_tiled.family import GpuTiled
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 ROUNDS = 5
 

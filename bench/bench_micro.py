@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clgemm.cli import versions
+from clgemm.cli.main import versions
 from clgemm.kernels import BY_NAME, source
-from clgemm.kernels.cpu_packed import PLANNED
+from clgemm.kernels.cpu_packed.family import PLANNED
 from clgemm.kernels.family import GEMM_SIGNATURE, Config
 from clgemm.problem import PRECISIONS, Precision
+from clgemm.runtime import device as sessions
 from clgemm.runtime import opencl
-from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning import timing, tuner
+from clgemm.tuning import tuner
+from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 PROBE = """
 #define CHAINS 24  // more than latency times throughput of any FMA unit, fewer than the registers

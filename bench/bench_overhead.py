@@ -19,19 +19,21 @@ import numpy as np
 import scipy.linalg.blas
 
 import clgemm
-from clgemm import driver, settings, transfer
-from clgemm.arguments import as_factor, as_flag, as_matrix, as_transposition
-from clgemm.cli import versions
-from clgemm.execute import Ready, slots
+from clgemm import settings
+from clgemm.api.arguments import as_factor, as_flag, as_matrix, as_transposition
+from clgemm.cli.main import versions
+from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 REPEATS = 7
 
@@ -56,7 +58,7 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
     precision = PRECISIONS[code]
     a, b = operands(code, n)
     c = np.zeros((n, n), precision.dtype, order="F")
-    driver.gemm(1.0, a, b, 0.0, c)
+    engine.gemm(1.0, a, b, 0.0, c)
     known = next(
         known
         for known in session.known.values()
@@ -88,7 +90,7 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
         "place": microseconds(place),
         "set, launch, wait": microseconds(lambda: ready.run(values)),
     }
-    whole = microseconds(lambda: driver.gemm(1.0, a, b, 0.0, c))
+    whole = microseconds(lambda: engine.gemm(1.0, a, b, 0.0, c))
     found["rest of driver"] = whole - sum(list(found.values())[2:])
     return found
 

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import clgemm
-from clgemm import host_blas
-from clgemm.cli import versions
+from clgemm.cli.main import versions
+from clgemm.host import identity
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import processor
-from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.problem import Precision
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 ROWS = 8  # of the result are compared
 COPIED_BYTES = 1 << 26  # by each thread, and over each bus
@@ -77,7 +77,7 @@ class Rates(NamedTuple):
 def random_matrix(precision: Precision, n: int, seed: int) -> NDArray[Any]:
     """Fill a square with uniform numbers from -1/2 to 1/2, by all cores."""
     x = np.empty((n, n), precision.dtype)
-    panels = np.array_split(x.view(f"f{precision.real_bytes}"), host_blas.usable_cores())
+    panels = np.array_split(x.view(f"f{precision.real_bytes}"), identity.usable_cores())
     seeds = np.random.SeedSequence(seed).spawn(len(panels))
 
     def fill(panel: NDArray[Any], own: np.random.SeedSequence) -> None:
@@ -101,7 +101,7 @@ def expected(
         y = b[start : start + DEPTH]
         return x @ y, np.abs(x) @ np.abs(y)
 
-    with ThreadPoolExecutor(host_blas.usable_cores()) as pool:
+    with ThreadPoolExecutor(identity.usable_cores()) as pool:
         products, sizes = zip(*pool.map(part, range(0, k, DEPTH)), strict=True)
     return np.sum(products, axis=0), 2 * k * precision.eps * np.sum(sizes, axis=0)
 
@@ -154,7 +154,7 @@ def kernel_rate(team: list[Session], precision: Precision, n: int) -> float:
 
 def copy_rate() -> float:
     """Return the bytes a second that all cores together copy."""
-    threads = host_blas.usable_cores()
+    threads = identity.usable_cores()
     times = []
 
     def pair(_: int) -> list[NDArray[Any]]:
@@ -242,7 +242,7 @@ def main() -> int:
         raise SystemExit("name at least one device, such as nvidia:0")
     n, precision = arguments.n, PRECISIONS[arguments.precision]
     flops = 2 * n**3 * (4 if precision.is_complex else 1)
-    print(f"{versions()}, {processor.identity()}, {host_blas.usable_cores()} cores")
+    print(f"{versions()}, {processor.identity()}, {identity.usable_cores()} cores")
     rows: list[dict[str, Any]] = []
     for devices in arguments.devices:
         row = in_child(devices, arguments)
@@ -262,7 +262,7 @@ def main() -> int:
     if arguments.json:
         found = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                  "versions": versions(), "processor": processor.identity(),
-                 "cores": host_blas.usable_cores(), "n": n, "precision": precision.code,
+                 "cores": identity.usable_cores(), "n": n, "precision": precision.code,
                  "rows": rows}  # fmt: skip
         arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0

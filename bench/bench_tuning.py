@@ -30,14 +30,16 @@ import numpy as np
 from tuning_faults import faults
 from tuning_starts import starts
 
-from clgemm import settings, transfer
-from clgemm.cli import versions
-from clgemm.execute import Ready, slots
+from clgemm import settings
+from clgemm.cli.main import versions
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import session as sessions
-from clgemm.tuning import timing, tuner
-from clgemm.tuning.record import Effort
+from clgemm.runtime import device as sessions
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.tuning import tuner
+from clgemm.tuning.measure import timing
+from clgemm.tuning.results import Effort
 from clgemm.tuning.shapes import Shape, standard
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm
-    from clgemm.runtime.session import Session
-    from clgemm.tuning.model import Model
+    from clgemm.runtime.device import Session
+    from clgemm.tuning.cost_model import Model
 
 DTYPES = {"s": "f", "d": "d", "c": "F", "z": "D"}
 # Odd, skinny, small k, long k, and stacks; none is a shape that is tuned with.

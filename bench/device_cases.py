@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from on_device import Operands
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 LARGEST = {"s": 8192, "d": 8192, "c": 4096, "z": 4096}

@@ -18,7 +18,7 @@ from clgemm.runtime.opencl import cl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 PROBE = """
 #if IS_DOUBLE

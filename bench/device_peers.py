@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from on_device import Operands, Resident
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 Run = tuple["Callable[[], None]", "Callable[[], None]"]
 """What enqueues, and what waits."""

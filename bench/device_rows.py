@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 PEER_ROUNDS = 2  # of CLBlast, which is far behind
 FP32 = "CLGEMM_FP32"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.execute import slots
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import SLOTS
 from clgemm.problem import PRECISIONS, Gemm
+from clgemm.runtime.kernel_runner import slots
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.kernels.family import Config
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 BLOCK_SECONDS = 0.02  # of runs between two looks at the clock: launching is hidden behind running
 SAMPLED = 48  # rows and columns of a result that are checked

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from clgemm import settings
-from clgemm.tuning import lookup, tuner, worker
-from clgemm.tuning.record import Effort
+from clgemm.tuning import tuner
+from clgemm.tuning.results import Effort
+from clgemm.tuning.store import lookup
+from clgemm.tuning.workers import worker
 
 if TYPE_CHECKING:
-    from clgemm.runtime.session import Session
+    from clgemm.runtime.device import Session
 
 TESTS = Path(__file__).parents[1] / "tests"
 

@@ -3,11 +3,12 @@
 Importing this package touches no OpenCL: the first call does.
 """
 
-from clgemm._explain import explain
-from clgemm._matmul import matmul
 from clgemm._version import __version__
+from clgemm.api.device_arrays import to_device
+from clgemm.api.explain import explain
+from clgemm.api.matmul import matmul
 from clgemm.blas import cgemm, dgemm, get_blas_funcs, sgemm, zgemm
-from clgemm.device_arrays import to_device
+from clgemm.dispatch.explanation import Explanation
 from clgemm.errors import (
     BuildError,
     ClgemmError,
@@ -16,7 +17,6 @@ from clgemm.errors import (
     GemmArgumentError,
     TuningError,
 )
-from clgemm.explanation import Explanation
 
 __all__ = [
     "BuildError",

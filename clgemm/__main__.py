@@ -2,7 +2,7 @@
 
 import sys
 
-from clgemm.cli import main
+from clgemm.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from clgemm import device_arrays, driver, scipy_blas, small
-from clgemm.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
+from clgemm.api import device_arrays, small
+from clgemm.api.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
+from clgemm.api.drop_in import stands_in_for
+from clgemm.api.operands import is_device_array
+from clgemm.dispatch import engine
 from clgemm.errors import GemmArgumentError
-from clgemm.operands import is_device_array
+from clgemm.host import scipy_blas
 from clgemm.problem import PRECISIONS
-from clgemm.stand_in import stands_in_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -190,7 +192,7 @@ def _gemm(
         # A c left out is zeros, and zero times NaN or infinity shows.
         result = target = np.zeros(shape, dtype, "F")
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
-    driver.gemm(alpha, op_a, op_b, beta, target, conj_a=conj_a, conj_b=conj_b)
+    engine.gemm(alpha, op_a, op_b, beta, target, conj_a=conj_a, conj_b=conj_b)
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, cast
 
-from clgemm import scipy_blas
+from clgemm.host import scipy_blas
 
 if TYPE_CHECKING:
     from typing_extensions import Self

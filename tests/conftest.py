@@ -17,8 +17,8 @@ os.environ.setdefault("CLGEMM_ROUTE", "device")
 os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
 
 from clgemm import settings
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
 from clgemm.runtime.choice import wanted
 
 

@@ -9,7 +9,7 @@ import os
 import time
 
 from clgemm.kernels import BY_NAME, source
-from clgemm.kernels.direct import Direct
+from clgemm.kernels.direct.family import Direct
 from clgemm.kernels.family import (
     GEMM_SIGNATURE,
     Config,

@@ -9,10 +9,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import faulty
 
-from clgemm.tuning import course, trial
+from clgemm.tuning.measure import measure
+from clgemm.tuning.workers import main
 
 if __name__ == "__main__":
-    course.FIRST_N = course.LARGEST_N = faulty.SIDE
+    measure.FIRST_N = measure.LARGEST_N = faulty.SIDE
     faulty.FAULTY.armed = True
     faulty.install(setattr, dict.__setitem__)
-    sys.exit(trial.main())
+    sys.exit(main.main())

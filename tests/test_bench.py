@@ -17,7 +17,7 @@ from helpers import GPU
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():

@@ -12,8 +12,8 @@ from clgemm.kernels.family import KernelSpec
 from clgemm.problem import PRECISIONS, Operand
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
-from clgemm.runtime.session import Session
-from clgemm.tuning.check import run_once
+from clgemm.runtime.device import Session
+from clgemm.tuning.measure.verify import run_once
 
 
 def multiply(session):
@@ -114,7 +114,7 @@ def test_no_damaged_binary_is_handed_out(tmp_path):
 
 
 def test_refused_source_names_device_and_log(session):
-    spec = KernelSpec(("direct.cl",), "direct", (("ELEM", 1),), "i")
+    spec = KernelSpec(("direct/gemm.cl",), "direct", (("ELEM", 1),), "i")
     with pytest.raises(BuildError) as caught:
         session.programs.kernel(spec)
     assert session.traits.describe() in str(caught.value)

@@ -32,10 +32,10 @@ from hypothesis import strategies as st
 from numpy.exceptions import ComplexWarning
 
 import clgemm.blas
-import clgemm.driver
-from clgemm import scipy_blas
+import clgemm.dispatch.engine
+from clgemm.api.operands import refuse_device_arrays
 from clgemm.errors import GemmArgumentError
-from clgemm.operands import refuse_device_arrays
+from clgemm.host import scipy_blas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -1003,13 +1003,13 @@ def test_failed_call_changes_no_array(code: str, case: str) -> None:
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Return a list that fills with what the driver is called with."""
     calls: list[tuple[Any, ...]] = []
-    real = clgemm.driver.gemm
+    real = clgemm.dispatch.engine.gemm
 
     def spy(alpha: Any, a: Any, b: Any, beta: Any, c: Any, **flags: Any) -> None:
         calls.append((alpha, a, b, beta, c, flags))
         real(alpha, a, b, beta, c, **flags)
 
-    monkeypatch.setattr(clgemm.driver, "gemm", spy)
+    monkeypatch.setattr(clgemm.dispatch.engine, "gemm", spy)
     return calls
 
 

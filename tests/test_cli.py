@@ -15,13 +15,14 @@ import pytest
 from helpers import as_data, entry_with, run_python
 
 import clgemm
-from clgemm import cli
+from clgemm.cli import main
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.tuning import lookup, nearest, timing
-from clgemm.tuning import store as stores
+from clgemm.tuning.measure import timing
+from clgemm.tuning.store import lookup, similar
+from clgemm.tuning.store import store as stores
 
 
 @pytest.fixture
@@ -44,15 +45,15 @@ def nothing_said(monkeypatch):
 
 
 def test_versions_name_what_a_report_needs():
-    text = cli.versions()
+    text = main.versions()
     for part in (clgemm.__version__, np.__version__, "scipy", "pyopencl", "python"):
         assert part in text
 
 
 def test_info(device, capsys):
-    assert cli.main(["info"]) == 0
+    assert main.main(["info"]) == 0
     out = capsys.readouterr().out
-    assert cli.versions() in out
+    assert main.versions() in out
     for found in devices.find():
         assert found.traits.describe() in out
         assert found.traits.driver_version in out
@@ -73,14 +74,14 @@ def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_p
     store = lookup.store_for(device.traits)
     config = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
     store.write("s", entry_with(config))
-    assert cli.main(["info"]) == 0
+    assert main.main(["info"]) == 0
     out = capsys.readouterr().out
     assert f"s: from {store.path}" in out
     assert str(config) in out
     assert "d: not tuned yet; the first call will" in out
     stored = {"kernels": "old"} | entry_with(config)
     store.write("s", stored)
-    assert cli.main(["info"]) == 0
+    assert main.main(["info"]) == 0
     assert (
         "s: not tuned yet; the first call will (kernel source changed; known configurations, tried "
         "first: 1)" in capsys.readouterr().out
@@ -88,7 +89,7 @@ def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_p
     store.path.unlink()
     traits = replace(device.traits, driver_version="an older one")
     lookup.store_for(traits).write("s", stored)
-    assert cli.main(["info"]) == 0
+    assert main.main(["info"]) == 0
     assert "will (driver changed: an older one then" in capsys.readouterr().out
 
 
@@ -96,16 +97,16 @@ def test_info_names_what_ships(device, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     cache_with(device.traits, "d")
-    assert cli.main(["cache", "export", "-o", str(tmp_path / "shipped.json")]) == 0
+    assert main.main(["cache", "export", "-o", str(tmp_path / "shipped.json")]) == 0
     lookup.store_for(device.traits).path.unlink()
     monkeypatch.delenv("CLGEMM_SHIPPED")
-    monkeypatch.setattr(nearest.resources, "files", lambda _package: tmp_path)
+    monkeypatch.setattr(similar.resources, "files", lambda _package: tmp_path)
     capsys.readouterr()
-    assert cli.main(["info"]) == 0
+    assert main.main(["info"]) == 0
     assert "d: from shipped with clgemm: shipped.json (found on this device)" in (
         capsys.readouterr().out
     )
-    assert cli.main(["cache", "list"]) == 0
+    assert main.main(["cache", "list"]) == 0
     assert "shipped with clgemm: shipped.json (this device: " in capsys.readouterr().out
 
 
@@ -133,7 +134,7 @@ def cache(monkeypatch, tmp_path):
 
 def said(capsys, *arguments, status=0):
     """Run a command of the cache; return what it printed."""
-    assert cli.main(["cache", *arguments]) == status
+    assert main.main(["cache", *arguments]) == status
     captured = capsys.readouterr()
     return captured.out if status == 0 else captured.err
 
@@ -275,7 +276,7 @@ def test_info_of_a_device_without_double_precision(device, capsys):
     single = type(device).__new__(type(device))
     single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
     with sessions.using(single):
-        assert cli.main(["info"]) == 0
+        assert main.main(["info"]) == 0
     out = capsys.readouterr().out
     assert "d: this device has no double precision" in out
     assert "z: this device has no double precision" in out
@@ -284,7 +285,7 @@ def test_info_of_a_device_without_double_precision(device, capsys):
 
 def test_info_without_a_device_says_how_to_get_one(capsys, monkeypatch):
     monkeypatch.setattr(devices, "find", tuple)
-    assert cli.main(["info"]) == 1
+    assert main.main(["info"]) == 1
     out = capsys.readouterr().out
     assert "devices: none" in out
     assert "pip install 'clgemm[cpu]'" in out
@@ -292,7 +293,7 @@ def test_info_without_a_device_says_how_to_get_one(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("device")
 def test_demo(capsys):
-    assert cli.main(["demo", "--n", "96", "--precisions", "sd"]) == 0
+    assert main.main(["demo", "--n", "96", "--precisions", "sd"]) == 0
     out = capsys.readouterr().out
     assert "n = 96" in out
     rows = [line for line in out.splitlines() if "GF/s" in line]
@@ -307,7 +308,7 @@ def test_demo(capsys):
 
 @pytest.mark.usefixtures("device")
 def test_demo_of_one_element(capsys):
-    assert cli.main(["demo", "--n", "1", "--precisions", "z"]) == 0
+    assert main.main(["demo", "--n", "1", "--precisions", "z"]) == 0
     assert "zgemm" in capsys.readouterr().out
 
 
@@ -321,8 +322,8 @@ def test_demo_says_so_if_a_result_is_wrong(wrong, capsys, monkeypatch):
         c[0, 0] += np.float32(wrong)
         return c
 
-    monkeypatch.setattr(cli.blas, "sgemm", sgemm)
-    assert cli.main(["demo", "--n", "50", "--precisions", "s"]) == 1
+    monkeypatch.setattr(main.blas, "sgemm", sgemm)
+    assert main.main(["demo", "--n", "50", "--precisions", "s"]) == 1
     assert "A RESULT IS WRONG" in capsys.readouterr().out
 
 
@@ -330,7 +331,7 @@ def test_demo_leaves_out_what_the_device_lacks(device, capsys):
     single = type(device).__new__(type(device))
     single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
     with sessions.using(single):
-        assert cli.main(["demo", "--n", "40"]) == 0
+        assert main.main(["demo", "--n", "40"]) == 0
     out = capsys.readouterr().out
     assert "sgemm" in out
     assert "dgemm" not in out
@@ -357,7 +358,7 @@ def test_demo_leaves_out_what_the_device_lacks(device, capsys):
 )
 def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(arguments)
+        main.main(arguments)
     assert caught.value.code == 2
     captured = capsys.readouterr()
     assert "usage: clgemm" in captured.err
@@ -378,8 +379,8 @@ def test_what_ends_a_command_is_said_in_a_line(fault, status, words, capsys, mon
     def info():
         raise fault
 
-    monkeypatch.setattr(cli, "info", info)
-    assert cli.main(["info"]) == status
+    monkeypatch.setattr(main, "info", info)
+    assert main.main(["info"]) == status
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
@@ -401,7 +402,7 @@ assert (run.stderr, run.returncode) == (b"", 0), run
 def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
     monkeypatch.setattr(sessions, "_current", None)
     monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
-    assert cli.main([command]) == 1
+    assert main.main([command]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("clgemm: error: ")
     assert "abacus" in captured.err
@@ -412,7 +413,7 @@ def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
 @pytest.mark.parametrize("command", ["info", "demo"])
 def test_in_a_child_that_may_use_no_device(command, capsys, monkeypatch):
     monkeypatch.setattr(sessions, "current", lambda: None)
-    assert cli.main([command]) == 1
+    assert main.main([command]) == 1
     assert "no" in capsys.readouterr().out
 
 
@@ -431,7 +432,7 @@ def test_as_a_module(session):
 def test_version_needs_no_device():
     program = """
 import sys
-from clgemm import cli
+from clgemm.cli import main as cli
 from clgemm.errors import ClgemmWarning
 sys.argv = ["clgemm", "--version"]
 try:
@@ -449,8 +450,8 @@ assert "pyopencl" not in sys.modules
 def test_verbose_shows_the_log(flags, level, monkeypatch):
     asked = []
     monkeypatch.setattr(logging, "basicConfig", lambda **more: asked.append(more["level"]))
-    monkeypatch.setattr(cli, "info", lambda: 0)
-    assert cli.main([*flags, "info"]) == 0
+    monkeypatch.setattr(main, "info", lambda: 0)
+    assert main.main([*flags, "info"]) == 0
     assert asked == [level]
 
 
@@ -460,6 +461,6 @@ def test_warnings_of_clgemm_are_shown(monkeypatch, recwarn):
             warnings.warn("the same", ClgemmWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr(cli, "info", info)
-    assert cli.main(["info"]) == 0
+    monkeypatch.setattr(main, "info", info)
+    assert main.main(["info"]) == 0
     assert len(recwarn) == 2

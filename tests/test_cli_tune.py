@@ -8,15 +8,18 @@ import sys
 import pytest
 from helpers import CPU
 
-from clgemm import cli, cli_tune
+from clgemm.cli import main, tune
 from clgemm.errors import TuningError
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.tuning import campaign, lookup, record, shapes, store, tuner, worker
-from clgemm.tuning.model import Model, Variant
+from clgemm.tuning import results, shapes, tuner
+from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.outcome import CHECK, TRY, VET, Outcome
+from clgemm.tuning.search import search as search_loop
 from clgemm.tuning.shapes import Shape
+from clgemm.tuning.store import lookup, store
+from clgemm.tuning.workers import worker
 
 # They take next to no time.
 SIZES = ["--sizes", "800x800x32", "90", "30x90x90"]
@@ -45,12 +48,12 @@ def entry_of(device):
 
 def test_tune_stores_and_shows_what_it_found(device, capsys):
     # Long enough for the default on busy cores, whatever is tried beside it.
-    assert cli.main(["tune", "--precision", "s", "--seconds", "6", *SIZES]) == 0
+    assert main.main(["tune", "--precision", "s", "--seconds", "6", *SIZES]) == 0
     out = capsys.readouterr().out
     assert device.traits.describe() in out
     assert "sgemm: " in out
     assert "800 x 800 x 32" in out
-    default = next(cli_tune._defaults(device, PRECISIONS["s"]))
+    default = next(tune._defaults(device, PRECISIONS["s"]))
     (line,) = [line for line in out.splitlines() if line.split()[:3] == ["800", "x", "800"]]
     assert f"{default.family} " in line
     assert line.endswith("x)")
@@ -66,9 +69,9 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
 
 def test_tune_searches_again_whatever_is_stored(device):
     arguments = ["tune", "--precision", "s", "--seconds", "1", *SIZES]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     first = entry_of(device)
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     assert entry_of(device) != first
 
 
@@ -83,7 +86,7 @@ def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
         return attempt(self, config, best, task=task, **more)
 
     monkeypatch.setattr(worker.Worker, "attempt", until_the_second)
-    assert cli.main(["tune", "--precision", "sd", "--seconds", "60", *SIZES]) == 0
+    assert main.main(["tune", "--precision", "sd", "--seconds", "60", *SIZES]) == 0
     out = capsys.readouterr().out
     assert "stopped by the keyboard" in out
     assert "dgemm" not in out, "the other precisions are not begun"
@@ -97,7 +100,7 @@ def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(worker.Worker, "attempt", at_once)
-    assert cli.main(["tune", "--precision", "s", *SIZES]) == 1
+    assert main.main(["tune", "--precision", "s", *SIZES]) == 1
     assert "none was tried" in capsys.readouterr().err
 
 
@@ -120,7 +123,7 @@ def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
 
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "3")
     monkeypatch.setattr(tuner, "tune", tune)
-    assert cli.main(["tune", "--precision", "d", *arguments]) == 1
+    assert main.main(["tune", "--precision", "d", *arguments]) == 1
     ((code, effort),) = asked
     assert (code, effort.mode, effort.seconds) == ("d", mode, seconds)
     assert effort.keeps_on_interrupt
@@ -128,12 +131,12 @@ def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
 
 def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
     asked = []
-    result = record.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
+    result = results.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
     monkeypatch.setattr(tuner, "tune", lambda s, *_: asked.append(s.traits) or result)
-    monkeypatch.setattr(cli_tune, "_print_result", lambda *_: None)
-    assert cli.main(["tune", "--device", session.traits.platform]) == 0
+    monkeypatch.setattr(tune, "_print_result", lambda *_: None)
+    assert main.main(["tune", "--device", session.traits.platform]) == 0
     assert asked == [session.traits]
-    assert cli.main(["tune", "--device", "abacus"]) == 1
+    assert main.main(["tune", "--device", "abacus"]) == 1
     error = capsys.readouterr().err
     assert "--device 'abacus' names no device" in error
     assert session.traits.describe() in error
@@ -146,16 +149,16 @@ def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
 )  # fmt: skip
 def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["tune", *arguments])
+        main.main(["tune", *arguments])
     assert arguments[1] in capsys.readouterr().err
 
 
 def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
-    monkeypatch.setattr(cli_tune, "PLOT_SIZES", (65, 70))
+    monkeypatch.setattr(tune, "PLOT_SIZES", (65, 70))
     file = tmp_path / "rates.png"
     arguments = ["--precision", "s", "--seconds", "0.5", "--plot", str(file), *SIZES]
-    assert cli.main(["tune", *arguments]) == 0
+    assert main.main(["tune", *arguments]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
     assert device.tuned["s"].origin.startswith("tuned"), "not the default it was compared with"
 
@@ -163,8 +166,8 @@ def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("device")
 def test_without_matplotlib_a_plot_says_how_to_get_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(campaign, "Worker", None)  # nothing is searched before it is said
-    assert cli.main(["tune", "--plot", str(tmp_path / "rates.png")]) == 1
+    monkeypatch.setattr(search_loop, "Worker", None)  # nothing is searched before it is said
+    assert main.main(["tune", "--plot", str(tmp_path / "rates.png")]) == 1
     assert "pip install 'clgemm[bench]'" in capsys.readouterr().err
 
 
@@ -175,8 +178,8 @@ def test_what_is_ruled_out_is_shown(device, capsys):
     best = Outcome(default, "ok", "", seconds, 1000)
     wrong = Outcome(default, "wrong", "261 x 133 x 401: error 9\nand more")
     found = Model(device.traits, "s", shape, (Variant(default, (), seconds),))
-    result = record.Result(found, (best, wrong), 1.0)
-    cli_tune._print_result(device, precision, result)
+    result = results.Result(found, (best, wrong), 1.0)
+    tune._print_result(device, precision, result)
     out = capsys.readouterr().out
     assert "2 trials in 1.0 s, 1 ruled out" in out
     assert "wrong: 261 x 133 x 401: error 9\n" in out

@@ -15,9 +15,9 @@ import pytest
 from helpers import CPU, run_python
 
 from clgemm.errors import TuningError
-from clgemm.tuning import locks
-from clgemm.tuning.locks import FileLock
-from clgemm.tuning.store import Store
+from clgemm.tuning.store import locks
+from clgemm.tuning.store.locks import FileLock
+from clgemm.tuning.store.store import Store
 
 COLD = """
 import os, sys, threading, time
@@ -29,7 +29,8 @@ sys.path.insert(0, sys.argv[3])
 from helpers import CPU
 from clgemm.errors import TuningError
 from helpers import entry_with
-from clgemm.tuning import lookup, store, tuner, vetting
+from clgemm.tuning.store import lookup, store
+from clgemm.tuning import tuner, verification as vetting
 
 def search(session, precision, store, *more):
     with (folder / "searches").open("a") as file:
@@ -252,7 +253,7 @@ def test_a_lock_is_released_and_taken_again(tmp_path):
 KILLED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from clgemm.tuning.store import Store
+from clgemm.tuning.store.store import Store
 
 folder = Path(sys.argv[1])
 store = Store(folder, "0123", {"name": "A device"}, "k1")

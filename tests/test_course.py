@@ -7,13 +7,15 @@ import pytest
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.tuning import course, lookup, timing, trial
-from clgemm.tuning.course import Course
+from clgemm.tuning.measure import measure, timing
+from clgemm.tuning.measure.measure import Course
+from clgemm.tuning.measure.products import CHECKED_ROWS, Products
 from clgemm.tuning.outcome import TRY, VET
-from clgemm.tuning.products import CHECKED_ROWS, Products
 from clgemm.tuning.shapes import SEARCHED, Shape, standard
+from clgemm.tuning.store import lookup
+from clgemm.tuning.workers import main
 
 
 @pytest.fixture
@@ -59,9 +61,9 @@ def test_shapes_share_operands_that_are_alike(session):
 
 def test_sizes_follow_from_one_square(fresh, monkeypatch):
     """Each square may take a kernel of its own, which takes long to build."""
-    monkeypatch.setattr(course, "FIRST_N", 64)
-    monkeypatch.setattr(course, "LARGEST_N", 512)
-    for seconds, side in ((1.0, 64), (course.ENOUGH_SECONDS / 9, 256), (1e-9, 512)):
+    monkeypatch.setattr(measure, "FIRST_N", 64)
+    monkeypatch.setattr(measure, "LARGEST_N", 512)
+    for seconds, side in ((1.0, 64), (measure.ENOUGH_SECONDS / 9, 256), (1e-9, 512)):
         found = Course(fresh, PRECISIONS["s"])
         measured = [timing.of_times([seconds])]  # a second measurement finds nothing here
         monkeypatch.setattr(timing, "measure", lambda *_, m=measured, **__: m.pop())
@@ -72,9 +74,9 @@ def test_sizes_follow_from_one_square(fresh, monkeypatch):
 
 
 def test_what_was_vetted_is_timed_without_a_build(fresh, monkeypatch):
-    monkeypatch.setattr(course, "FIRST_N", 64)
-    monkeypatch.setattr(course, "LARGEST_N", 128)
-    tried = trial.Trial(fresh, PRECISIONS["s"])
+    monkeypatch.setattr(measure, "FIRST_N", 64)
+    monkeypatch.setattr(measure, "LARGEST_N", 128)
+    tried = main.Trial(fresh, PRECISIONS["s"])
     config = default(fresh)
     assert tried.attempt(config, {}, task=VET).ok
     built, real = [], fresh.programs._program
@@ -87,7 +89,7 @@ def test_what_was_vetted_is_timed_without_a_build(fresh, monkeypatch):
 
 
 def test_a_child_takes_the_sizes_that_another_found(fresh):
-    tried = trial.Trial(fresh, PRECISIONS["s"])
+    tried = main.Trial(fresh, PRECISIONS["s"])
     tried.learn(64)
     tried.learn(0)
     assert tried.attempt(default(fresh), {}, task=TRY, seconds=0.0).side == 64

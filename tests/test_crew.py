@@ -11,10 +11,11 @@ from helpers import CPU, GPU
 
 from clgemm.errors import TuningError
 from clgemm.kernels.family import Config
-from clgemm.tuning import budget, crew
-from clgemm.tuning.budget import Budget
-from clgemm.tuning.crew import Crew
 from clgemm.tuning.outcome import Outcome
+from clgemm.tuning.search import budget
+from clgemm.tuning.search.budget import Budget
+from clgemm.tuning.workers import pool
+from clgemm.tuning.workers.pool import Crew
 
 CONFIGS = [Config.of("toy", {"X": x}) for x in range(9)]
 
@@ -125,9 +126,9 @@ def test_what_one_child_found_all_know():
 
 def test_how_many_children_there_are_follows_the_cores(monkeypatch):
     for cores, on_cpu, on_gpu in ((1, 1, 1), (2, 2, 1), (3, 3, 1), (16, 4, 2), (64, 4, 4)):
-        monkeypatch.setattr(crew, "usable_cores", lambda cores=cores: cores)
-        assert crew.size(CPU) == on_cpu
-        assert crew.size(replace(GPU)) == on_gpu
+        monkeypatch.setattr(pool, "usable_cores", lambda cores=cores: cores)
+        assert pool.size(CPU) == on_cpu
+        assert pool.size(replace(GPU)) == on_gpu
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from clgemm import cuts
 from clgemm.problem import PRECISIONS, Gemm
-from clgemm.slices import OPERANDS, SLOTS, Cut, Schedule
+from clgemm.streaming import planning
+from clgemm.streaming.schedule import OPERANDS, SLOTS, Cut, Schedule
 
 MB = 1 << 20
 
@@ -68,7 +68,7 @@ def covered(schedule):
 def test_every_product_is_done_once_within_the_memory(name, room):
     g = PROBLEMS[name]
     largest = room // 2
-    schedule = cuts.plan(g, room, largest, scratch)
+    schedule = planning.plan(g, room, largest, scratch)
     smallest = 3 * PRECISIONS[g.precision].itemsize * 16 * 16
     if schedule is None:
         assert room < 4 * smallest
@@ -108,21 +108,21 @@ def test_loads_are_as_counted_and_slots_change_hands(cut, by_columns, slots, rep
 
 def test_what_fits_goes_to_the_device_once():
     for name, g in PROBLEMS.items():
-        schedule = cuts.plan(g, 1 << 30, 1 << 29, scratch)
+        schedule = planning.plan(g, 1 << 30, 1 << 29, scratch)
         moved = sum(load.tile.size for name in OPERANDS for load in schedule.loads[name])
         assert moved * PRECISIONS[g.precision].itemsize == g.operand_bytes, name
 
 
 def test_large_problems_that_fit_are_cut_into_blocks():
     """So that copies in both directions overlap with kernels."""
-    square = cuts.plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
+    square = planning.plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
     assert square.cut.stays
     assert 9 <= len(square.steps) <= 36
-    tall = cuts.plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
+    tall = planning.plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
     assert tall.cut.n == tall.cut.k == 500
     assert len(tall.steps) > 1
-    assert len(cuts.plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).steps) == 1
-    stack = cuts.plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
+    assert len(planning.plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).steps) == 1
+    stack = planning.plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
     assert 3 <= len(stack.steps) <= 30
 
 
@@ -141,7 +141,7 @@ def test_what_is_there_is_multiplied_before_more_is_needed():
 def test_what_does_not_fit_is_read_again_as_rarely_as_can_be():
     """Forty thousand squared in 2 GB: each operand is longer than three times the memory."""
     g = gemm(40_000, 40_000, 40_000)
-    schedule = cuts.plan(g, 2000 * MB, 2000 * MB, lambda g: 2 * scratch(g))
+    schedule = planning.plan(g, 2000 * MB, 2000 * MB, lambda g: 2 * scratch(g))
     moved = sum(schedule.sizes[name] * schedule.visits[name] for name in "ab") * 4
     assert moved < 5 * (2 * g.m * g.k * 4)
     assert len(schedule.gemms) <= 16

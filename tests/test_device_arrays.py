@@ -11,10 +11,10 @@ import reference
 
 import clgemm
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import opencl
-from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.measure.verify import random_matrix
 
 OUT_OF_ORDER = 1  # cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 

@@ -11,8 +11,8 @@ from helpers import CPU, GPU, heard, quiet, run_python
 
 import clgemm
 from clgemm.errors import BuildError, ClgemmError, DeviceError
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices, opencl, platforms
-from clgemm.runtime import session as sessions
 from clgemm.runtime.choice import choose, wanted
 from clgemm.runtime.devices import Found
 from clgemm.runtime.opencl import cl
@@ -402,7 +402,7 @@ import numpy as np
 import clgemm
 a = np.random.default_rng(1).uniform(-1, 1, (90, 90)).astype(np.float32)
 assert abs(clgemm.sgemm(1.0, a, a) - a @ a).max() < 1e-4
-from clgemm.runtime import session
+from clgemm.runtime import device as session
 assert os.environ.get("PYOPENCL_NO_CACHE") == before
 print(session.current().traits.platform)
 """

@@ -15,13 +15,17 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 import clgemm
-from clgemm import blas, driver, host, small, transfer
+from clgemm import blas
+from clgemm.api import small
+from clgemm.dispatch import engine
 from clgemm.errors import BuildError, DeviceError
+from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Operand, expressible
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
+from clgemm.runtime import transfer
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.measure.verify import random_matrix
 
 SIZES = (0, 1, 2, 3, 5, 7, 13, 31, 64, 97, 130)
 VIEWS = ("F", "C", "padded", "offset", "backwards", "upside down", "steps", "read-only")
@@ -135,7 +139,7 @@ def test_conjugation_without_transposition(code, conj_a, conj_b, rng):
     for turned in (False, True):
         a, b = (random_matrix(rng, precision, *shape) for shape in ((37, 20), (20, 41)))
         c = np.full((41, 37), np.nan, precision.dtype).T if turned else np.empty_like(a @ b)
-        driver.gemm(1.5, a, b, 0.0, c, conj_a=conj_a, conj_b=conj_b)
+        engine.gemm(1.5, a, b, 0.0, c, conj_a=conj_a, conj_b=conj_b)
         left, right = (x.conj() if conj else x for x, conj in ((a, conj_a), (b, conj_b)))
         want, size = reference.gemm(1.5, left, right, 0.0, c)
         reference.assert_within_bound(c, want, size, 20, precision.eps)
@@ -164,7 +168,7 @@ def test_c_is_written_where_it_lies_and_nowhere_else(how, beta, rng):
     before = memory.copy(order="F")
     a, b = random_matrix(rng, precision, 30, 17), random_matrix(rng, precision, 17, 20)
     want, size = reference.gemm(2.0, a, b, beta, c)
-    driver.gemm(2.0, a, b, beta, c)
+    engine.gemm(2.0, a, b, beta, c)
     reference.assert_within_bound(c, want, size, 17, precision.eps)
     for x in (memory, before):
         C_LAYOUTS[how](x)[...] = 0
@@ -175,12 +179,12 @@ def test_c_is_written_where_it_lies_and_nowhere_else(how, beta, rng):
 def test_alpha_zero_reads_neither_a_nor_b():
     nan = np.full((5, 5), np.nan)
     c = np.arange(25.0).reshape(5, 5)
-    driver.gemm(0.0, nan, nan, 1.0, c)
+    engine.gemm(0.0, nan, nan, 1.0, c)
     np.testing.assert_array_equal(c, np.arange(25.0).reshape(5, 5))
-    driver.gemm(0.0, nan, nan, -2.0, c)
+    engine.gemm(0.0, nan, nan, -2.0, c)
     np.testing.assert_array_equal(c, -2 * np.arange(25.0).reshape(5, 5))
     c[0, 0] = np.nan
-    driver.gemm(0.0, nan, nan, 0.0, c)
+    engine.gemm(0.0, nan, nan, 0.0, c)
     np.testing.assert_array_equal(c, np.zeros((5, 5)))
 
 
@@ -188,7 +192,7 @@ def test_alpha_zero_reads_neither_a_nor_b():
 def test_beta_zero_does_not_read_c(rng):
     a = random_matrix(rng, PRECISIONS["z"], 70, 70)
     c = np.full((70, 70), complex(np.nan, np.inf), order="F")
-    driver.gemm(1.0, a, a, 0.0, c)
+    engine.gemm(1.0, a, a, 0.0, c)
     np.testing.assert_allclose(c, a @ a)
 
 
@@ -230,7 +234,7 @@ def test_stacks(how_a, how_b, rng):
         for beta in (0.0, 0.5):
             c[...] = np.nan if beta == 0 else rng.uniform(-1, 1, c.shape)
             want, size = reference.gemm(1.0, a, b, beta, c)
-            driver.gemm(1.0, a, b, beta, c)
+            engine.gemm(1.0, a, b, beta, c)
             reference.assert_within_bound(c, want, size, 11, PRECISIONS["d"].eps)
 
 
@@ -247,7 +251,7 @@ def test_a_repeated_matrix_without_layout_is_copied_once():
 @pytest.mark.parametrize("code", "sdcz")
 def test_host_route_is_scipy_bit_by_bit(code, flags, rng, monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
-    monkeypatch.setattr(driver.sessions, "current", None)  # no device is asked for
+    monkeypatch.setattr(engine.sessions, "current", None)  # no device is asked for
     precision = PRECISIONS[code]
     a, b, c = (random_matrix(rng, precision, 93, 93) for _ in "abc")
     for beta in (0.0, 1.5):
@@ -270,13 +274,13 @@ def test_host_takes_any_layout_too(code, rng, monkeypatch):
         ):
             c[...] = 1
             want, size = reference.gemm(1.0, a.conj() if conj else a, b, 2.0, c)
-            driver.gemm(1.0, a, b, 2.0, c, conj_a=conj)
+            engine.gemm(1.0, a, b, 2.0, c, conj_a=conj)
             reference.assert_within_bound(c, want, size, 9, precision.eps)
     a, b, c = (
         rng.uniform(-1, 1, s).astype(precision.dtype) for s in ((3, 4, 5), (3, 5, 6), (3, 4, 6))
     )
     want, size = reference.gemm(1.0, a, b, -1.0, c)
-    driver.gemm(1.0, a, b, -1.0, c)
+    engine.gemm(1.0, a, b, -1.0, c)
     reference.assert_within_bound(c, want, size, 5, precision.eps)
 
 
@@ -290,13 +294,13 @@ def like(session, **facts):
 def host_calls(monkeypatch):
     """Record the shapes of C that the host computes."""
     computed = []
-    real = host.gemm
+    real = host_blas.gemm
 
     def gemm(*arguments):
         computed.append(arguments[-1].shape)
         real(*arguments)
 
-    monkeypatch.setattr(host, "gemm", gemm)
+    monkeypatch.setattr(host_blas, "gemm", gemm)
     return computed
 
 
@@ -365,8 +369,8 @@ def test_what_blas_cannot_express_is_copied_once(how, rng, monkeypatch):
     c = np.zeros((20, 20), precision.dtype, order="F")
     b = np.eye(20, dtype=precision.dtype)
     want = real(a)
-    monkeypatch.setattr(driver.np, "array", array)
-    driver.gemm(1.0, a, b, 0.0, c)
+    monkeypatch.setattr(engine.np, "array", array)
+    engine.gemm(1.0, a, b, 0.0, c)
     monkeypatch.undo()
     assert len(copies) == 1
     np.testing.assert_array_equal(c, want)
@@ -393,7 +397,7 @@ def test_a_failed_call_is_explained_and_changes_nothing(
 ):
     a = random_matrix(rng, PRECISIONS["s"], 80, 80)
     c = a.copy("F")
-    monkeypatch.setattr(driver.Ready, "run", lambda _self, _values: fault(device))
+    monkeypatch.setattr(engine.Ready, "run", lambda _self, _values: fault(device))
     with pytest.raises(raised, match=words) as caught:
         blas.sgemm(1.0, a, a, 1.0, c, overwrite_c=1)
     text = str(caught.value)
@@ -418,14 +422,14 @@ def test_a_result_that_does_not_fit_is_a_memory_error():
 def test_plans_are_reused(rng, monkeypatch):
     a = random_matrix(rng, PRECISIONS["s"], 70, 71)
     blas.sgemm(1.0, a, a, trans_b=1)
-    monkeypatch.setattr(driver.tuner, "config_for", None)
+    monkeypatch.setattr(engine.tuner, "config_for", None)
     blas.sgemm(2.0, a + 1, a, trans_b=1)
     with pytest.raises(TypeError):
         blas.sgemm(1.0, a[:69], a, trans_b=1)
 
 
 def test_plans_do_not_accumulate_without_end(device, monkeypatch):
-    monkeypatch.setattr(driver, "KNOWN_CALLS", 4)
+    monkeypatch.setattr(engine, "KNOWN_CALLS", 4)
     fresh = like(device)
     with sessions.using(fresh):
         for n in range(1, 12):

@@ -11,13 +11,13 @@ import pytest
 import reference
 from helpers import CPU
 
-from clgemm import transfer
-from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS, Config
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
-from clgemm.runtime.workspace import COUNTERS
-from clgemm.tuning.check import random_matrix, run_once
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime.scratch import COUNTERS
+from clgemm.tuning.measure.verify import random_matrix, run_once
 
 SHAPES = [
     (1, 1, 1),

@@ -12,12 +12,16 @@ from helpers import entry_with
 
 import clgemm
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.tuning import budget, check, lookup, store, tuner, vetting, worker
+from clgemm.tuning import tuner, verification
+from clgemm.tuning.measure import verify
 from clgemm.tuning.outcome import config_as_json as as_json
-from clgemm.tuning.record import Effort
+from clgemm.tuning.results import Effort
+from clgemm.tuning.search import budget
 from clgemm.tuning.shapes import Shape
+from clgemm.tuning.store import lookup, store
+from clgemm.tuning.workers import worker
 
 S = PRECISIONS["s"]
 EFFORT = Effort(seconds=60.0)  # the budget is never what ends the search
@@ -115,25 +119,25 @@ def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypat
 
 
 def test_a_candidate_wrong_once_in_a_while_fails_the_winner_s_check(fresh):
-    said = check.Checker(fresh, S).mismatch(faulty.kind(faulty.SOMETIMES), every=True)
+    said = verify.Checker(fresh, S).mismatch(faulty.kind(faulty.SOMETIMES), every=True)
     assert "times the bound, in run" in said
 
 
 def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatch):
     runs = []
-    real = check.run_once
+    real = verify.run_once
 
     def run_once(*arguments, **more):
         runs.append(1)
         real(*arguments, **more)
 
-    monkeypatch.setattr(check, "run_once", run_once)
+    monkeypatch.setattr(verify, "run_once", run_once)
     kept = lookup.store_for(fresh.traits)
-    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "once with beta zero and once not"
-    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "what passed is remembered"
-    assert vetting.fault(fresh, PRECISIONS["d"], kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.fault(fresh, PRECISIONS["d"], kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 4, "another precision is another kernel"
 
 
@@ -144,13 +148,13 @@ def test_a_stored_winner_that_is_wrong_here_is_not_used(fresh, number, words):
     kept = lookup.store_for(fresh.traits)
     params = {"family": "faulty", "params": {"KIND": number}}
     kept.write(lookup.entry_name(S), entry_with(params, faulty.kind(faulty.RIGHT)))
-    assert words in vetting.fault(fresh, S, kept, faulty.kind(number))
+    assert words in verification.fault(fresh, S, kept, faulty.kind(number))
     problem = Shape(70, 70, 70).problem("s")
     with pytest.warns(clgemm.ClgemmWarning, match="is not used"):
         assert tuner.config_for(fresh, problem) == faulty.kind(faulty.RIGHT), "the next best"
     assert fresh.tuned["s"].configs == (faulty.kind(faulty.RIGHT),)
     assert fresh.tuned["s"].unvetted == set()
-    assert words in vetting.fault(fresh, S, kept, faulty.kind(number)), "nor the next time"
+    assert words in verification.fault(fresh, S, kept, faulty.kind(number)), "nor the next time"
 
 
 def test_without_a_stored_winner_that_is_right_here_a_search_follows(fresh, monkeypatch):
@@ -169,7 +173,7 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     kept = lookup.store_for(fresh.traits)
     kept.write(lookup.entry_name(S), entry_with(faulty.kind(faulty.RIGHT), faulty.kind(5)))
     checked = []
-    monkeypatch.setattr(vetting, "fault", lambda *more: checked.append(more[-1]) or "")
+    monkeypatch.setattr(verification, "fault", lambda *more: checked.append(more[-1]) or "")
     for n in (70, 71):
         tuner.config_for(fresh, Shape(n, n, n).problem("s"))
     assert checked == [faulty.kind(faulty.RIGHT)]
@@ -180,11 +184,11 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     ("number", "words"), [(faulty.ABORTS, "ended with"), (faulty.HANGS, "no answer within")]
 )
 def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh, monkeypatch, number, words):
-    monkeypatch.setattr(vetting, "HANG_SECONDS", 3.0)
+    monkeypatch.setattr(verification, "HANG_SECONDS", 3.0)
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(number))
     kept.begin(candidate)
     for _ in range(2):
-        said = vetting.fault(fresh, S, kept, faulty.kind(number))
+        said = verification.fault(fresh, S, kept, faulty.kind(number))
         assert "a process ended while it ran" in said
         assert words in said
     assert kept.interrupted() == [candidate]
@@ -194,15 +198,19 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
     """A time limit or a full memory kills whatever runs at that moment."""
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)
-    monkeypatch.setattr(vetting, "_check", None)  # not in this process
-    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    monkeypatch.setattr(verification, "_check", None)  # not in this process
+    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert kept.interrupted() == []
-    assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", "which is remembered"
+    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", (
+        "which is remembered"
+    )
 
 
 def test_where_no_other_process_starts_a_suspect_is_not_run(fresh, monkeypatch):
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)
     monkeypatch.setattr(worker.Worker, "command", ("-c", "raise SystemExit(3)"))
-    assert "could not be tried again" in vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT))
+    assert "could not be tried again" in verification.fault(
+        fresh, S, kept, faulty.kind(faulty.RIGHT)
+    )
     assert kept.interrupted() == [candidate]

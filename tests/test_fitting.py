@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from clgemm import fitting
+from clgemm.tuning import fitting
 
 
 @pytest.mark.parametrize(("times", "kinds"), [(9, 6), (17, 4), (4, 6), (1, 3)])

@@ -10,13 +10,14 @@ import reference
 from helpers import GPU
 from test_families import operand, value
 
-from clgemm import transfer
-from clgemm.execute import Ready, slots
-from clgemm.kernels import BY_NAME, tiled_plan, tiling
+from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
-from clgemm.kernels.gpu_tiled import TILES, USUAL, VARIANTS
+from clgemm.kernels.gpu_tiled import plan, tiling
+from clgemm.kernels.gpu_tiled.family import TILES, USUAL, VARIANTS
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
-from clgemm.tuning.check import random_matrix
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.tuning.measure.verify import random_matrix
 
 FAMILY = BY_NAME["gpu_tiled"]
 NAMES = ("MC", "NC", "KC", "MR", "NR", "LANES_M")
@@ -247,7 +248,7 @@ FORMS = [
 @pytest.fixture
 def every_form(monkeypatch):
     """Pack and split problems that are small enough for a test."""
-    monkeypatch.setattr(tiled_plan, "PACK_EDGE", 1)
+    monkeypatch.setattr(plan, "PACK_EDGE", 1)
     monkeypatch.setattr(tiling, "LEAST_PART", 32)
 
 

@@ -15,10 +15,11 @@ from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, source
 from clgemm.problem import PRECISIONS
 from clgemm.traits import fingerprint_of
-from clgemm.tuning import exchange, lookup, nearest, store, tuner
-from clgemm.tuning.files import SCHEMA, contents
-from clgemm.tuning.nearest import Kinship
-from clgemm.tuning.store import Store
+from clgemm.tuning import tuner
+from clgemm.tuning.store import exchange, lookup, similar, store
+from clgemm.tuning.store.files import SCHEMA, contents
+from clgemm.tuning.store.similar import Kinship
+from clgemm.tuning.store.store import Store
 
 S = PRECISIONS["s"]
 SPACE = list(BY_NAME["cpu_packed"].candidates(CPU, S))
@@ -48,9 +49,9 @@ def shipped(monkeypatch, tmp_path):
     folder = tmp_path / "shipped"
     folder.mkdir()
     monkeypatch.delenv("CLGEMM_SHIPPED")
-    real = nearest.resources.files
+    real = similar.resources.files
     monkeypatch.setattr(
-        nearest.resources,
+        similar.resources,
         "files",
         lambda package: folder if package == "clgemm.tuning.shipped" else real(package),
     )
@@ -64,7 +65,7 @@ def entry(config):
 def write(folder, traits, config, kernels=None, code="s", name=None):
     """Put a file of parameters into a folder."""
     kernels = kernels or source.package_hash()
-    facts = traits.identity, kernels, nearest.architecture(traits)
+    facts = traits.identity, kernels, similar.architecture(traits)
     place = Store(folder, traits.fingerprint(), *facts)
     assert place.write(code, entry(config))
     if name is not None:
@@ -100,7 +101,7 @@ def test_nothing_is_known():
     ],
 )  # fmt: skip
 def test_an_architecture_is_what_devices_share(traits, facts):
-    assert nearest.architecture(traits) == facts
+    assert similar.architecture(traits) == facts
 
 
 @pytest.mark.parametrize(
@@ -122,13 +123,13 @@ def test_an_architecture_is_what_devices_share(traits, facts):
     ],
 )
 def test_kinship(ours, theirs, expected):
-    head = {"identity": theirs.identity, "architecture": nearest.architecture(theirs)}
-    assert nearest.kinship(ours, json.loads(json.dumps(head))) is expected
+    head = {"identity": theirs.identity, "architecture": similar.architecture(theirs)}
+    assert similar.kinship(ours, json.loads(json.dumps(head))) is expected
 
 
 @pytest.mark.parametrize("head", [{}, {"identity": 3}, {"identity": {}, "architecture": []}])
 def test_a_file_without_identity_is_a_stranger_s(head):
-    assert nearest.kinship(CPU, head) is None
+    assert similar.kinship(CPU, head) is None
 
 
 @pytest.mark.parametrize("traits", [CPU, NEW_DRIVER, BIGGER], ids=["same", "driver", "larger"])
@@ -209,7 +210,7 @@ def test_a_shipped_file_that_cannot_be_read_is_passed_over(text, shipped):
 
 def test_shipped_configurations_that_are_no_points_of_the_space_are_passed_over(shipped):
     good, bad = entry(SECOND), entry_with(as_data(SECOND, KC=7), SECOND)
-    place = Store(shipped, CPU.fingerprint(), CPU.identity, "k", nearest.architecture(CPU))
+    place = Store(shipped, CPU.fingerprint(), CPU.identity, "k", similar.architecture(CPU))
     place.write("s", bad)
     assert looked_up() is None
     assert starts() == [SECOND], "what is left of it is still a start"

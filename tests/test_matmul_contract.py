@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clgemm
-from clgemm import driver
-from clgemm._matmul import matmul
+from clgemm.api.matmul import matmul
+from clgemm.dispatch import engine
 
 NATIVE = "fdFD"
 ALL_CASTINGS = ["no", "equiv", "safe", "same_kind", "unsafe"]
@@ -516,13 +516,13 @@ def test_device_arrays_are_not_mixed_with_others() -> None:
 def calls(monkeypatch: Any) -> Any:
     """Record the operands of every driver call, and make the call."""
     seen = []
-    gemm = driver.gemm
+    gemm = engine.gemm
 
     def record(alpha: Any, a: Any, b: Any, beta: Any, c: Any) -> Any:
         seen.append((a, b, c))
         gemm(alpha, a, b, beta, c)
 
-    monkeypatch.setattr(driver, "gemm", record)
+    monkeypatch.setattr(engine, "gemm", record)
     return seen
 
 
@@ -560,14 +560,14 @@ def test_out_is_written_in_place(calls: Any, shape: Any) -> None:
 
 
 def test_out_is_left_alone_when_the_device_fails(monkeypatch: Any) -> None:
-    gemm, failing = driver.gemm, itertools.cycle([False, True])
+    gemm, failing = engine.gemm, itertools.cycle([False, True])
 
     def fail(*args: Any) -> None:
         gemm(*args)
         if next(failing):
             raise RuntimeError("device lost")
 
-    monkeypatch.setattr(driver, "gemm", fail)
+    monkeypatch.setattr(engine, "gemm", fail)
     out = np.full((3, 2, 4, 6), 7, "f")
     with pytest.raises(RuntimeError, match="device lost"):
         matmul(whole("f", 3, 1, 4, 5), whole("f", 2, 5, 6), out=out)

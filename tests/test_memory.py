@@ -9,8 +9,8 @@ import pytest
 from helpers import run_python
 
 import clgemm
-from clgemm import driver
-from clgemm.runtime import session as sessions
+from clgemm.dispatch import engine
+from clgemm.runtime import device as sessions
 
 # A call that kept its result would keep 0.3 MB; one that kept its operands, twice that.
 MIXED = """
@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 import numpy as np
 import clgemm
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -55,7 +55,7 @@ def test_calls_of_mixed_sizes_keep_nothing(session, limit):
 
 def test_what_is_known_of_calls_does_not_grow_for_ever(session, monkeypatch):
     """Neither decisions nor shapes that the host computes."""
-    monkeypatch.setattr(driver, "KNOWN_CALLS", 5)
+    monkeypatch.setattr(engine, "KNOWN_CALLS", 5)
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
     found = next(f for f in sessions.devices.find() if f.traits == session.traits)
     fresh = sessions.Session(found, "a test")

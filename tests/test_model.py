@@ -14,9 +14,10 @@ from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.costs import Costs
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.tuning import model, variants
-from clgemm.tuning.model import Model, Variant
+from clgemm.tuning import cost_model
+from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.shapes import SEARCHED, Shape, parse, standard
+from clgemm.tuning.store import entries
 
 SHAPES = standard(1024)
 NVIDIA = replace(
@@ -35,13 +36,13 @@ def packed(**changes):
 
 def seconds_of(config, rates, shapes=SHAPES, traits=CPU):
     """Give exact times of a device that is as simple as the model."""
-    counted = {name: model.costs_of(traits, "s", config, x) for name, x in shapes.items()}
+    counted = {name: cost_model.costs_of(traits, "s", config, x) for name, x in shapes.items()}
     return {name: float(np.dot(rates, costs)) for name, costs in counted.items()}
 
 
 def fit(config, rates, shapes=SHAPES, traits=CPU):
     times = seconds_of(config, rates, shapes, traits)
-    return model.fitted(traits, "s", SHAPES, config, times)
+    return cost_model.fitted(traits, "s", SHAPES, config, times)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -104,7 +105,7 @@ def test_a_fit_finds_the_rates_of_a_device_that_is_a_sum():
     assert min(found.rates) >= 0
     machine = Model(CPU, "s", SHAPES, (found,))
     for shape in OTHERS:
-        want = float(np.dot(true, model.costs_of(CPU, "s", packed(), shape)))
+        want = float(np.dot(true, cost_model.costs_of(CPU, "s", packed(), shape)))
         assert machine.predict(shape.problem("s"), [0])[0] == pytest.approx(want, rel=0.05)
 
 
@@ -113,7 +114,7 @@ def test_relative_errors_count():
     noise = {name: 1 + 0.05 * (-1) ** i for i, name in enumerate(SHAPES)}
     true = Costs(LAUNCH, 0, WORK, 0, 0, 0)
     times = {n: x * noise[n] for n, x in seconds_of(packed(), true).items()}
-    found = model.fitted(CPU, "s", SHAPES, packed(), times)
+    found = cost_model.fitted(CPU, "s", SHAPES, packed(), times)
     sums = seconds_of(packed(), found.rates)
     assert max(abs(math.log(sums[n] / times[n])) for n in SHAPES) < 0.15
 
@@ -137,7 +138,7 @@ def test_a_family_that_declines_some_shapes_still_shows_what_packing_costs():
     }
     config = BY_NAME["nv_split"].default(NVIDIA, PRECISIONS["s"])
     shapes = standard(4096)
-    found = model.fitted(NVIDIA, "s", shapes, config, seconds)
+    found = cost_model.fitted(NVIDIA, "s", shapes, config, seconds)
     rates = dict(zip(Costs._fields, found.rates, strict=True))
     assert rates["operands"] > 0
     assert rates["launches"] < 1e-5
@@ -219,14 +220,14 @@ def test_a_portfolio_has_what_is_best_somewhere_and_no_more():
         c: best | {"deep": 1.9},
         d: best | {"deep": 2.5, "thin": 0.96},
     }
-    assert model.portfolio(times) == [c, b], "a is like c and d gains too little"
+    assert cost_model.portfolio(times) == [c, b], "a is like c and d gains too little"
 
 
 def test_a_portfolio_covers_shapes_that_the_best_declines():
     a, b = packed(KC=128), packed(KC=256)
     fast = {name: 1.0 for name in SHAPES if name != "thin"}
-    assert model.portfolio({a: fast, b: dict.fromkeys(SHAPES, 5.0)}) == [a, b]
-    assert model.portfolio({b: dict.fromkeys(SHAPES, 5.0)}) == [b]
+    assert cost_model.portfolio({a: fast, b: dict.fromkeys(SHAPES, 5.0)}) == [a, b]
+    assert cost_model.portfolio({b: dict.fromkeys(SHAPES, 5.0)}) == [b]
 
 
 def test_a_model_survives_json():
@@ -234,8 +235,8 @@ def test_a_model_survives_json():
     machine = Model(CPU, "s", SHAPES, found)
     entry = {
         "shapes": {name: list(shape) for name, shape in SHAPES.items()},
-        "variants": [variants.variant_as_json(v) for v in found],
+        "variants": [entries.variant_as_json(v) for v in found],
     }
-    read = variants.stored_model(json.loads(json.dumps(entry)), CPU, PRECISIONS["s"])
+    read = entries.stored_model(json.loads(json.dumps(entry)), CPU, PRECISIONS["s"])
     assert read == machine
     assert list(map(str, read.shapes.values())) == list(map(str, SHAPES.values()))

@@ -9,15 +9,16 @@ import pytest
 import reference
 from helpers import GPU, Differences, read_scratch, write_scratch
 
-from clgemm import transfer
-from clgemm.execute import Ready, slots
-from clgemm.kernels import nv_dmma_cut, source
+from clgemm.kernels import source
 from clgemm.kernels.family import Config, Plan, gemm_args
-from clgemm.kernels.nv_dmma import NvDmma
-from clgemm.kernels.nv_dmma_cut import LOCAL_BYTES
+from clgemm.kernels.nv_dmma import partition
+from clgemm.kernels.nv_dmma.family import NvDmma
+from clgemm.kernels.nv_dmma.partition import LOCAL_BYTES
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.measure.verify import random_matrix
 
 FAMILY = NvDmma()
 H200 = replace(
@@ -39,7 +40,7 @@ def replace_packs(c):
 
 
 def cut(g, c):
-    return nv_dmma_cut.cut(H200, g, c)
+    return partition.cut(H200, g, c)
 
 
 def gemm(code, m, n, k, batch=1, trans_a=False, trans_b=False, **more):
@@ -116,7 +117,7 @@ def test_awkward_operands_are_packed_earlier():
     default = FAMILY.default(H200, PRECISIONS["d"])
 
     def packed(*size, **more):
-        return nv_dmma_cut.packed(gemm("d", *size, **more), default)
+        return partition.packed(gemm("d", *size, **more), default)
 
     assert packed(2048, 2048, 2048) == (False, False)
     assert packed(4096, 4096, 4096, trans_a=True) == (False, False)
@@ -192,7 +193,7 @@ def test_wide_copies_need_alignment():
     ],
 )
 def test_macro_tiles_fit_the_problem(size, tile):
-    fitted = nv_dmma_cut.fitted(
+    fitted = partition.fitted(
         H200, gemm("d", *size), FAMILY.default(H200, PRECISIONS["d"])
     )  # fmt: skip
     assert (fitted["MC"], fitted["NC"]) == tile
@@ -204,14 +205,14 @@ def test_fitted_tiles_can_run(code, traits):
     precision = PRECISIONS[code]
     plain = replace_packs(FAMILY.default(traits, precision))
     for size in (1, 40, 100, 300, 512, 1024, 2000):
-        fitted = nv_dmma_cut.fitted(traits, gemm(code, size, size, size), plain)
+        fitted = partition.fitted(traits, gemm(code, size, size, size), plain)
         assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
 
 
 def test_thin_edges_are_strips_of_the_same_launch():
     default = FAMILY.default(H200, PRECISIONS["d"])
     g = gemm("d", 2049, 2050, 300, lda=2050, aligned=False, offset_c=7)
-    main = nv_dmma_cut.without_edges(g, default)
+    main = partition.without_edges(g, default)
     assert main == g._replace(m=2048, n=2048)
     (step,) = FAMILY.plan(H200, g, default).steps
     assert step.args[0] == gemm_args(g)[0]
@@ -219,21 +220,21 @@ def test_thin_edges_are_strips_of_the_same_launch():
     tile = dict(step.kernel.defines)
     assert tile["EDGE_THICK"] == 2
     groups = step.global_size[0] // step.local_size[0]
-    width = nv_dmma_cut.EDGE_WIDTH
-    assert f"#define EDGE_WIDTH {width} " in source.read("nv_dmma_edges.cl")
+    width = partition.EDGE_WIDTH
+    assert f"#define EDGE_WIDTH {width} " in source.read("nv_dmma/edges.cl")
     strips = 2048 // width + -(-2050 // width)
     assert groups == 2048 // tile["MC"] * (2048 // tile["NC"]) + strips, "down, then along"
     for size in (2048, 2100, 129):
         whole = gemm("d", size, size, 300)
-        assert nv_dmma_cut.without_edges(whole, default) == whole
-        assert nv_dmma_cut.strips(whole, whole) == (0, 0)
+        assert partition.without_edges(whole, default) == whole
+        assert partition.strips(whole, whole) == (0, 0)
 
 
 def test_strips_cover_the_edges_that_there_are():
     def strips(code, *size):
         g = gemm(code, *size, 9)
-        main = nv_dmma_cut.without_edges(g, FAMILY.default(H200, PRECISIONS[code]))
-        return nv_dmma_cut.strips(g, main)
+        main = partition.without_edges(g, FAMILY.default(H200, PRECISIONS[code]))
+        return partition.strips(g, main)
 
     assert strips("d", 2048, 2049) == (64, 1), "the right edge, as long as what is left of it"
     assert strips("d", 2049, 2048) == (64, 1)
@@ -271,11 +272,11 @@ def test_strips_are_plain_opencl(session, code, ops, edges, items, rng):
     trans_a, trans_b = (x == "T" for x in ops)
     conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
     g = gemm(code, m, n, k, batch, trans_a, trans_b, **conj)
-    count, thick = nv_dmma_cut.strips(g, g._replace(m=main_m, n=main_n))
+    count, thick = partition.strips(g, g._replace(m=main_m, n=main_n))
     defines = {"IS_DOUBLE": 1, "IS_COMPLEX": int(code == "z"), "ITEMS": items}
     defines |= {"EDGE_THICK": thick, "TRANS_A": int(trans_a), "TRANS_B": int(trans_b)}
     header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    text = header + "".join(source.read(x) for x in ("common.cl", "nv_dmma_edges.cl")) + EDGES
+    text = header + "".join(source.read(x) for x in ("common.cl", "nv_dmma/edges.cl")) + EDGES
     memory = stacked(rng, g)
     before = memory["c"].copy()
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -312,7 +313,7 @@ def assert_stack_is_right(g, memory, before, alpha, beta, skipped=(0, 0)):
 
 
 def panels(x, width, depth, kind, *, turned):
-    """Lay the rows of x (width first) out in panels, as nv_dmma_tiles.cl draws them."""
+    """Lay the rows of x (width first) out in panels, as nv_dmma/tiles.cl draws them."""
     total_w, total_p = -(-x.shape[0] // width) * width, -(-x.shape[1] // depth) * depth
     room = np.zeros((total_w, total_p), x.dtype)
     room[: x.shape[0], : x.shape[1]] = x
@@ -434,7 +435,7 @@ def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wid
 
 def run_places(session, defines, count):
     """Ask the map of copies for the places of the first `count` copies."""
-    files = ("common.cl", "nv_dmma_tiles.cl", "nv_dmma_copies.cl")
+    files = ("common.cl", "nv_dmma/tiles.cl", "nv_dmma/copies.cl")
     header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     text = header + "".join(source.read(name) for name in files) + PLACES
     kernel = cl.Program(session.context, text).build().places
@@ -670,7 +671,7 @@ def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
     trans_a, trans_b = (x == "T" for x in ops)
     conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
     g = gemm(code, m, n, k, batch, trans_a, trans_b, aligned=not (m | n) % 2, **conj)
-    assert nv_dmma_cut.strips(g, nv_dmma_cut.without_edges(g, default))[0]
+    assert partition.strips(g, partition.without_edges(g, default))[0]
     memory = stacked(rng, g)
     if not beta:
         memory["c"][:] = np.nan

@@ -15,11 +15,11 @@ from test_nv_split import HOPPER, square, stored_order
 
 from clgemm.kernels import FAMILIES, source
 from clgemm.kernels.family import Config
-from clgemm.kernels.nv_mma import NvMma
-from clgemm.kernels.nv_split_layout import TIMES, Tile
+from clgemm.kernels.nv_mma.family import NvMma
+from clgemm.kernels.nv_split.layout import TIMES, Tile
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
-from clgemm.tuning.lookup import competitors
+from clgemm.tuning.store.lookup import competitors
 
 FAMILY = NvMma()
 AMPERE = replace(GPU, compute_capability=(8, 0), compute_units=108, global_memory=80 << 30)
@@ -127,12 +127,14 @@ __kernel void places(__global int *out)
 
 
 def places(session, tile):
-    """Run the functions of nv_mma.cl for each work-item: slot places of X and Y, and of results."""
+    """Run the functions of nv_mma/mma.cl for each work-item: slot places of X and Y, and of results."""
     spec = (
         FAMILY.plan(HOPPER, square(4096), FAMILY.default(HOPPER, PRECISIONS["s"])).steps[0].kernel
     )
     defines = dict(spec.defines) | {"MI": tile.mi, "BY": tile.by}
-    spec = spec._replace(files=("nv_split.cl", "nv_mma.cl"), defines=tuple(defines.items()))
+    spec = spec._replace(
+        files=("nv_split/split.cl", "nv_mma/mma.cl"), defines=tuple(defines.items())
+    )
     program = opencl.build(session.context, source.text(spec) + PLACES)
     out = np.zeros((256, 12), np.int32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -204,7 +206,7 @@ def test_lanes_multiply_what_they_store(session, tile, rng):
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_slots_are_halves_of_panels(session, half):
-    """64 rows of a panel of fp16, as nv_split_pack.cl swizzles them, copied chunk by chunk."""
+    """64 rows of a panel of fp16, as nv_split/pack.cl swizzles them, copied chunk by chunk."""
     place = places(session, TILES[0])
     x = np.arange(64 * 64).reshape(64, 8, 8)
     panel = np.empty_like(x)

@@ -13,13 +13,12 @@ import pytest
 from helpers import GPU, heard, read_scratch
 from test_families import operand, value
 
-from clgemm import settings, transfer
-from clgemm.execute import Ready, slots
-from clgemm.kernels import nv_split_layout, source
+from clgemm import settings
+from clgemm.kernels import source
 from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
-from clgemm.kernels.nv_split import LOCAL_BYTES, SURVEY_ITEMS, NvSplit
-from clgemm.kernels.nv_split_cut import parts_of
-from clgemm.kernels.nv_split_layout import (
+from clgemm.kernels.nv_split import layout
+from clgemm.kernels.nv_split.family import LOCAL_BYTES, SURVEY_ITEMS, NvSplit
+from clgemm.kernels.nv_split.layout import (
     TIMES,
     Tile,
     best_tile,
@@ -32,8 +31,10 @@ from clgemm.kernels.nv_split_layout import (
     tiles_of,
     top_limit,
 )
+from clgemm.kernels.nv_split.parts import parts_of
 from clgemm.problem import PRECISIONS, Gemm, describe
-from clgemm.runtime import opencl
+from clgemm.runtime import opencl, transfer
+from clgemm.runtime.kernel_runner import Ready, slots
 
 FAMILY = NvSplit()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
@@ -179,7 +180,7 @@ def check_edges(a, b, c, edge_x, edge_y):
 def short(request, monkeypatch):
     """Take rows as too long for one kernel that surveys and packs, or as short enough."""
     whether = request.param == "short"
-    monkeypatch.setattr(nv_split_layout, "is_short", lambda _problem: whether)
+    monkeypatch.setattr(layout, "is_short", lambda _problem: whether)
     return whether
 
 
@@ -293,7 +294,7 @@ def test_four_neighbours_are_stored_whatever_the_alignment(session, code, ldc, r
     """Vectors begin at 16 bytes; what belongs to the tile at the left or is beyond C stays."""
     precision = PRECISIONS[code]
     spec = FAMILY.plan(HOPPER, square(4096, code), config_of(Tile(2, 128))).steps[0].kernel
-    text = source.text(spec._replace(files=())) + source.read("nv_split_shift.cl") + STORES
+    text = source.text(spec._replace(files=())) + source.read("nv_split/shift.cl") + STORES
     kernel = cl.Kernel(opencl.build(session.context, text), "stores")
     held = rng.standard_normal((8, 16), dtype=np.float32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -366,7 +367,7 @@ def test_workers_share_all_slices(session, tile, m, n, k, batch, workers):
     grid = lay_out(problem, tile, workers)
     spec = FAMILY.plan(HOPPER, problem, config_of(tile)).steps[0].kernel
     spec = spec._replace(
-        files=("nv_split.cl", "nv_split_walk.cl"),
+        files=("nv_split/split.cl", "nv_split/walk.cl"),
         defines=(*precision_defines(PRECISIONS["s"]).items(), ("MI", tile.mi), ("BY", tile.by)),
     )
     program = opencl.build(session.context, source.text(spec) + DUMP)

@@ -13,14 +13,15 @@ import pyopencl as cl
 import pytest
 from scipy.linalg import blas
 
-from clgemm import transfer
-from clgemm.execute import Ready, slots
-from clgemm.kernels import BY_NAME, nv_split, nv_split_layout
-from clgemm.kernels.nv_split_layout import TIMES
+from clgemm.kernels import BY_NAME
+from clgemm.kernels.nv_split import family as nv_split
+from clgemm.kernels.nv_split import layout
+from clgemm.kernels.nv_split.layout import TIMES
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import opencl
-from clgemm.runtime.workspace import QueueWorkspace
-from clgemm.tuning.check import run_once
+from clgemm.runtime import opencl, transfer
+from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime.scratch import QueueWorkspace
+from clgemm.tuning.measure.verify import run_once
 
 FAMILIES = ("nv_split", "nv_mma")
 U = 2.0**-24
@@ -59,7 +60,7 @@ def config(request, session, monkeypatch):
         pytest.skip(f"{name} has no tile of {tile.bx} x {tile.by} on {session}")
     monkeypatch.setattr(nv_split, "best_tile", lambda _problem, largest, _workers: largest)
     if packs == "long":
-        monkeypatch.setattr(nv_split_layout, "is_short", lambda _problem: False)
+        monkeypatch.setattr(layout, "is_short", lambda _problem: False)
     return fitting[0]
 
 

@@ -16,14 +16,15 @@ from helpers import run_python
 from test_processes import needs_fork, run_threads
 from test_transfer import HOWS, matrices, memory_for, separate
 
-from clgemm import driver, flow, host
+from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
-from clgemm.pipeline import Pipeline
+from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import copiers, pages, traffic
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 from clgemm.runtime.opencl import cl, load
-from clgemm.tuning.check import random_matrix
+from clgemm.streaming import copies, copy_threads, pages, stream
+from clgemm.streaming.runner import Pipeline
+from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
 
@@ -31,8 +32,8 @@ KB = 1 << 10
 @pytest.fixture
 def apart(session, monkeypatch):
     """Give a session on the device that is told it has a memory of its own; threads copy all."""
-    monkeypatch.setattr(flow, "INLINE", 0)
-    monkeypatch.setattr(flow, "SMALL_PART", 1000)
+    monkeypatch.setattr(stream, "INLINE", 0)
+    monkeypatch.setattr(stream, "SMALL_PART", 1000)
     yield separate(session)
     memory = separate(session).memory
     assert memory.used == 0
@@ -49,7 +50,7 @@ def check(session, code, a, b, c, alpha=1.5, beta=0.0):
     """Compute on a session and compare with the reference."""
     want, size = reference.gemm(alpha, a, b, beta, c)
     with sessions.using(session):
-        driver.gemm(alpha, a, b, beta, c)
+        engine.gemm(alpha, a, b, beta, c)
     reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS[code].eps)
 
 
@@ -87,7 +88,7 @@ def test_conjugated_operands_in_blocks(apart, code, rng, monkeypatch):
     want, size = reference.gemm(1.0, a.conj().T, b.conj().T, 0.0, np.zeros((90, 110), a.dtype))
     c = np.full((90, 110), np.nan, precision.dtype)
     with sessions.using(apart):
-        driver.gemm(1.0, a.T, b.T, 0.0, c, conj_a=True, conj_b=True)
+        engine.gemm(1.0, a.T, b.T, 0.0, c, conj_a=True, conj_b=True)
     reference.assert_within_bound(c, want, size, 130, precision.eps)
 
 
@@ -115,7 +116,7 @@ def test_results_are_bitwise_the_same(apart, rng, monkeypatch):
     for _ in range(5):
         c = np.empty((300, 170), np.float32)
         with sessions.using(apart):
-            driver.gemm(1.0, a, b, 0.0, c)
+            engine.gemm(1.0, a, b, 0.0, c)
         results.add(c.tobytes())
     assert len(results) == 1
 
@@ -129,7 +130,7 @@ def with_limits(session, **facts):
 def test_operands_larger_than_an_allocation_go_in_blocks(session, rng, monkeypatch):
     """On CPU devices too, where what fits is not copied at all."""
     hosted = []
-    monkeypatch.setattr(host, "gemm", lambda *arguments: hosted.append(arguments))
+    monkeypatch.setattr(host_blas, "gemm", lambda *arguments: hosted.append(arguments))
     small = with_limits(session, max_allocation=100 * KB, system_svm=False)
     a, b = (
         random_matrix(rng, PRECISIONS["d"], 140, 120),
@@ -153,8 +154,8 @@ def test_a_limit_that_is_set_binds_devices_that_share_memory(session, rng, monke
 
 def test_too_little_memory_for_anything_leaves_the_host(apart, rng, monkeypatch):
     limit(monkeypatch, 100)
-    computed, real = [], host.gemm
-    monkeypatch.setattr(host, "gemm", lambda *x: (computed.append(x), real(*x)))
+    computed, real = [], host_blas.gemm
+    monkeypatch.setattr(host_blas, "gemm", lambda *x: (computed.append(x), real(*x)))
     a, b = random_matrix(rng, PRECISIONS["c"], 40, 50), random_matrix(rng, PRECISIONS["c"], 50, 30)
     c = random_matrix(rng, PRECISIONS["c"], 40, 30)
     check(apart, "c", a, b, c, 1.0 - 2j, 0.5j)
@@ -185,7 +186,7 @@ def test_a_refused_allocation_is_tried_again_with_less(apart, room, beta, rng, m
 
     apart.memory.trim()
     monkeypatch.setattr(apart.memory, "_allocate", allocate)
-    monkeypatch.setattr(host, "gemm", lambda *arguments: hosted.append(arguments))
+    monkeypatch.setattr(host_blas, "gemm", lambda *arguments: hosted.append(arguments))
     limit(monkeypatch, room)
     check(apart, "s", *operands(rng), beta=beta)
     assert refused
@@ -199,7 +200,7 @@ def test_memory_that_ends_on_the_way_costs_no_result(apart, which, beta, rng, mo
     limit(monkeypatch, 300 * KB)
     a, b, c = operands(rng)
     steps = []
-    real = flow.Flow._enqueue
+    real = stream.Flow._enqueue
 
     def enqueue(self, number, waits):
         steps.append(number)
@@ -207,14 +208,14 @@ def test_memory_that_ends_on_the_way_costs_no_result(apart, which, beta, rng, mo
             raise out_of_memory()
         real(self, number, waits)
 
-    monkeypatch.setattr(flow.Flow, "_enqueue", enqueue)
+    monkeypatch.setattr(stream.Flow, "_enqueue", enqueue)
     check(apart, "s", a, b, c, beta=beta)
     assert len(steps) > 6
 
 
 def test_no_memory_at_all_leaves_the_host(apart, rng, monkeypatch):
-    computed, real = [], host.gemm
-    monkeypatch.setattr(host, "gemm", lambda *x: (computed.append(x), real(*x)))
+    computed, real = [], host_blas.gemm
+    monkeypatch.setattr(host_blas, "gemm", lambda *x: (computed.append(x), real(*x)))
 
     def allocate(_):
         raise out_of_memory()
@@ -228,7 +229,7 @@ def test_no_memory_at_all_leaves_the_host(apart, rng, monkeypatch):
 def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
     """A tile that is home in part cannot be computed anew if its old values count."""
     a, b, c = operands(rng)
-    real, copied = traffic.Traffic._copied, []
+    real, copied = copies.Traffic._copied, []
 
     def hear(self, piece, move, part, error):
         if move.home:
@@ -238,12 +239,12 @@ def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
                 error = out_of_memory()
         real(self, piece, move, part, error)
 
-    monkeypatch.setattr(flow.Flow, "_bring_home", lambda _: None)
-    monkeypatch.setattr(traffic.Traffic, "_copied", hear)
+    monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
+    monkeypatch.setattr(copies.Traffic, "_copied", hear)
     with sessions.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
-        driver.gemm(1.0, a, b, 0.5, c)
+        engine.gemm(1.0, a, b, 0.5, c)
     copied.clear()
-    monkeypatch.setattr(flow.Flow, "_bring_home", lambda _: None)
+    monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
     check(apart, "s", a, b, np.full_like(c, np.nan))
 
 
@@ -255,9 +256,9 @@ def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
         memory = cl.Buffer(apart.context, cl.mem_flags.READ_WRITE, 16)
         cl.enqueue_copy(apart.queue, memory, np.zeros(64), dst_offset=8)
 
-    monkeypatch.setattr(flow.Flow, "_enqueue", enqueue)
+    monkeypatch.setattr(stream.Flow, "_enqueue", enqueue)
     with sessions.using(apart), pytest.raises(DeviceError, match="INVALID_VALUE"):
-        driver.gemm(1.0, a, b, 0.5, c)
+        engine.gemm(1.0, a, b, 0.5, c)
     np.testing.assert_array_equal(c, before)
 
 
@@ -265,7 +266,7 @@ def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
 def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
     limit(monkeypatch, 300 * KB)
     a, b, c = operands(rng)
-    turns, real = [], traffic.Traffic.turn
+    turns, real = [], copies.Traffic.turn
 
     def interrupted(self, *waits, **how):
         turns.append(None)
@@ -274,9 +275,9 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
         real(self, *waits, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(traffic.Traffic, "turn", interrupted)
+        patch.setattr(copies.Traffic, "turn", interrupted)
         with sessions.using(apart), pytest.raises(KeyboardInterrupt):
-            driver.gemm(1.0, a, b, 0.0, c)
+            engine.gemm(1.0, a, b, 0.0, c)
     assert apart.memory.used == 0
     staging = apart.copiers.staging
     assert len(staging._spare) == staging.count
@@ -287,10 +288,10 @@ def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
     a, b, c = operands(rng)
     before, stop = c.copy(), threading.Event()
     stop.set()
-    call = flow.Arrays(1.0, a, b, 0.5, np.asfortranarray(c), stop)
+    call = stream.Arrays(1.0, a, b, 0.5, np.asfortranarray(c), stop)
     problem = describe(Operand(a), Operand(b), call.c, reads_c=True)
     with pytest.raises(CancelledError):
-        Pipeline(apart, problem, driver.build).run(call)
+        Pipeline(apart, problem, engine.build).run(call)
     np.testing.assert_array_equal(call.c, before)
 
 
@@ -306,7 +307,7 @@ def test_threads_get_their_own_results(apart, room, monkeypatch):
                 code = "sdcz"[(number + turn) % 4]
                 a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
                 want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
-                driver.gemm(1.0 + number, a, b, 0.5, c)
+                engine.gemm(1.0 + number, a, b, 0.5, c)
                 reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
 
         run_threads(work)
@@ -321,7 +322,7 @@ def test_threads_get_their_own_results_with_one_piece_of_staging(apart, monkeypa
             rng = np.random.default_rng(number)
             a, b, c = operands(rng, "s", 90 + number)
             want, size = reference.gemm(1.0, a, b, 0.5, c)
-            driver.gemm(1.0, a, b, 0.5, c)
+            engine.gemm(1.0, a, b, 0.5, c)
             reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS["s"].eps)
 
         run_threads(work)
@@ -331,7 +332,7 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 import clgemm
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 a = np.random.default_rng(3).uniform(-1, 1, (300, 300)).astype(np.float32)
 want = a.astype(np.float64) @ a
 def right():
@@ -347,7 +348,7 @@ def test_a_program_ends_at_once_and_in_silence(session):
         PROGRAM, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
-    assert time.monotonic() - begin < copiers.IDLE_SECONDS - 1
+    assert time.monotonic() - begin < copy_threads.IDLE_SECONDS - 1
 
 
 @needs_fork
@@ -372,7 +373,7 @@ assert right()
 
 def test_tiles_that_came_home_out_of_turn_are_told_one_by_one():
     """After a shortage of memory only the others are computed again."""
-    broken = object.__new__(flow.Flow)
+    broken = object.__new__(stream.Flow)
     broken._leaving = [SimpleNamespace(to_copy=left) for left in (2, 0, 1)]
     broken._schedule = SimpleNamespace(results=["first", "second", "third", "fourth"])
     assert broken.missing() == ["first", "third", "fourth"]
@@ -381,7 +382,7 @@ def test_tiles_that_came_home_out_of_turn_are_told_one_by_one():
 def test_pages_of_a_new_result_are_taken_while_operands_arrive(apart, rng, monkeypatch):
     """Only where C is not read: else they are there; and not those between its columns."""
     prepared = []
-    monkeypatch.setattr(traffic.Traffic, "prepare", lambda _self, x: prepared.append(x))
+    monkeypatch.setattr(copies.Traffic, "prepare", lambda _self, x: prepared.append(x))
     a, b = rng.random((70, 60)), rng.random((60, 50))
     dense, wide = np.zeros((70, 50), order="F"), np.zeros((90, 50), order="F")[:70]
     for c, beta in ((dense, 0.5), (wide, 0.0), (dense, 0.0)):
@@ -404,10 +405,10 @@ def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
 
     monkeypatch.setattr(pages, "take", take)
     with apart.copiers.in_use() as queues:
-        traffic.Traffic(apart.copiers, *queues).prepare(x)
+        copies.Traffic(apart.copiers, *queues).prepare(x)
         assert all_seen.wait(20)
         seen.clear()
-        over = traffic.Traffic(apart.copiers, *queues)
+        over = copies.Traffic(apart.copiers, *queues)
         over.close()
         over.prepare(x)
         done = threading.Event()

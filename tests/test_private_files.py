@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 from helpers import entry_with, heard, quiet, run_python
 
-from clgemm import calibration, cli_cache, private_files
-from clgemm.breakeven import BreakEven, Curve
+from clgemm.cli import cache as cache_command
+from clgemm.dispatch import break_even
+from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import private_files
 from clgemm.runtime.binaries import Binaries, kept_for
-from clgemm.tuning import locks, store, vetting
-from clgemm.tuning.files import cached_contents
-from clgemm.tuning.store import Store
+from clgemm.tuning import verification
+from clgemm.tuning.store import locks, store
+from clgemm.tuning.store.files import cached_contents
+from clgemm.tuning.store.store import Store
 
 if not hasattr(os, "geteuid"):
     pytest.skip("this system has neither owners nor modes to ask for", allow_module_level=True)
@@ -91,8 +94,8 @@ def use(folder):
     place.begin({"family": "f"})
     place.end({"family": "f"})
     place.absolve({"family": "f"})
-    vetting.remember(place, PRECISIONS["s"], [config])
-    calibration._write(place, "s", {}, measured())
+    verification.remember(place, PRECISIONS["s"], [config])
+    break_even._write(place, "s", {}, measured())
     programs.save("text", b"binary")
     with place.turn("s", 0.1, lambda _seconds: None) as reason:
         assert reason == ""
@@ -101,7 +104,7 @@ def use(folder):
 
 def measured():
     line = Curve.fitted({(8, 8, 8): 1e-6, (64, 64, 64): 1e-5, (512, 512, 512): 1e-3})
-    return calibration._Measured(BreakEven(line, line), 1)
+    return break_even._Measured(BreakEven(line, line), 1)
 
 
 def test_what_is_made_is_for_its_owner_alone(cache):
@@ -294,11 +297,11 @@ def test_the_command_line_says_why_a_directory_is_not_used(own, capsys):
     use(own)
     own.chmod(0o777)
     before = listing(own)
-    heard(lambda: [cli_cache.print_list(), cli_cache.clear("")])
+    heard(lambda: [cache_command.print_list(), cache_command.clear("")])
     assert capsys.readouterr().out.count("not used: everybody may write to it (mode 777)") == 2
     assert listing(own) == before
     own.chmod(0o700)
-    assert "not used" not in cli_cache.cache_directory()
+    assert "not used" not in cache_command.cache_directory()
 
 
 def test_where_neither_owner_nor_mode_is_known_a_folder_is_as_good_as_its_place(own, monkeypatch):

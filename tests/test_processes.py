@@ -14,10 +14,10 @@ from helpers import run_python
 
 import clgemm
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices, interrupt
-from clgemm.runtime import session as sessions
-from clgemm.tuning.check import Checker, random_matrix
-from clgemm.tuning.lookup import competitors
+from clgemm.tuning.measure.verify import Checker, random_matrix
+from clgemm.tuning.store.lookup import competitors
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -75,7 +75,7 @@ def test_threads_that_make_the_first_call_share_one_session(session):
 import threading, time
 import numpy as np
 import clgemm
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 gate, results, opened = threading.Barrier(8), [], []
 real = sessions.Session.__init__
 def slowly(self, *more):
@@ -143,7 +143,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import clgemm
 from clgemm.errors import ClgemmError
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 
 a = np.random.default_rng(3).uniform(-1, 1, (90, 90)).astype(np.float32)
 want = a @ a
@@ -302,7 +302,7 @@ def test_a_program_ends_without_a_word(session, last_words):
 import sys, threading
 import numpy as np
 import clgemm
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 a = np.eye(90, dtype=np.float32)
 assert (clgemm.sgemm(1.0, a, a) == a).all()
 assert (clgemm.zgemm(1.0, a, a) == a).all()
@@ -317,7 +317,7 @@ LONG = """
 import os, signal, sys, threading, time
 import numpy as np
 import clgemm
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
 
 vector = np.random.default_rng(3).uniform(-1, 1, 120_000)
 wide = np.lib.stride_tricks.sliding_window_view(vector, 100_000)[:4000]

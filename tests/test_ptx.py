@@ -60,7 +60,7 @@ def test_what_is_no_marked_ptx_is_refused(binary):
 
 
 SPEC = KernelSpec(
-    ("direct.cl",), "direct", (("IS_COMPLEX", 0), ("IS_DOUBLE", 0)), "seeppp", "sm_90a"
+    ("direct/gemm.cl",), "direct", (("IS_COMPLEX", 0), ("IS_DOUBLE", 0)), "seeppp", "sm_90a"
 )
 
 

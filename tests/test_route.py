@@ -14,14 +14,19 @@ import scipy.linalg.blas
 from helpers import CPU, GPU, run_python, square
 
 import clgemm
-from clgemm import _explain, calibration, cli, driver, host, host_blas, scipy_blas, small
-from clgemm.breakeven import BreakEven, Curve, counts
+from clgemm.api import explain, small
+from clgemm.cli import main
+from clgemm.dispatch import break_even, engine
+from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
+from clgemm.dispatch.times import BreakEven, Curve, counts
+from clgemm.host import blas as host_blas
+from clgemm.host import identity, scipy_blas
 from clgemm.problem import PRECISIONS
-from clgemm.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
-from clgemm.runtime import session as sessions
-from clgemm.tuning import lookup, timing
+from clgemm.runtime import device as sessions
+from clgemm.tuning.measure import timing
+from clgemm.tuning.store import lookup
 
-SHAPES = calibration.SHAPES
+SHAPES = break_even.SHAPES
 HOST_RATES, DEVICE_RATES = (1e-6, 2e-11, 1e-10, 3e-10), (2e-5, 1e-11, 1e-10, 3e-10)
 
 
@@ -156,7 +161,7 @@ def fresh(session, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:4])
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
     session = sessions.Session(found_of(session), "a test")
     for code, precision in PRECISIONS.items():
         session.tuned[code] = lookup.defaults(session.traits, precision, "a test")
@@ -167,13 +172,13 @@ def fresh(session, monkeypatch, tmp_path):
 @pytest.fixture
 def measurements(monkeypatch):
     """Record the precisions that are measured; another process' share of the machine is set."""
-    done, real = [], calibration.measured
+    done, real = [], break_even.measured
 
     def measured(precision, on_device):
         done.append(precision.code)
         return real(precision, on_device)
 
-    monkeypatch.setattr(calibration, "measured", measured)
+    monkeypatch.setattr(break_even, "measured", measured)
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
     return done
 
@@ -210,7 +215,7 @@ def test_what_is_only_measured_leaves_no_line_about_a_call(fresh, caplog):
     with caplog.at_level(logging.DEBUG, logger="clgemm"):
         decide()
     assert fresh.break_evens
-    said = [r.getMessage() for r in caplog.records if r.name == "clgemm.driver"]
+    said = [r.getMessage() for r in caplog.records if r.name == "clgemm.dispatch.engine"]
     assert len(said) == 1
     assert "100 x 100 x 100" in said[0]
 
@@ -219,7 +224,7 @@ def test_what_is_only_measured_leaves_no_line_about_a_call(fresh, caplog):
 def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_path):
     decide()
     if change == "host":
-        monkeypatch.setattr(calibration.host_blas, "identity", lambda: {"threads": 99})
+        monkeypatch.setattr(break_even.host_blas, "identity", lambda: {"threads": 99})
     elif change == "parameters":
         model = fresh.tuned["s"].model
         model = replace(model, variants=model.variants * 2)
@@ -238,10 +243,10 @@ def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_p
 
 def test_a_busy_machine_is_measured_again_but_not_for_ever(fresh, measurements, monkeypatch):
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 1.0)
-    for _ in range(calibration.ENOUGH + 3):
+    for _ in range(break_even.ENOUGH + 3):
         decide()
         again(fresh)
-    assert len(measurements) == calibration.ENOUGH
+    assert len(measurements) == break_even.ENOUGH
 
 
 def test_what_a_busy_machine_measured_ends_with_a_quiet_moment(fresh, measurements, monkeypatch):
@@ -273,7 +278,7 @@ def test_a_directory_that_cannot_be_written_fails_no_call(fresh, measurements, m
 def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
     """From the second call on, without the driver."""
     launch = BreakEven(curve(HOST_RATES), curve([1.0, *DEVICE_RATES[1:]]))
-    monkeypatch.setattr(calibration, "measured", lambda *_: launch)
+    monkeypatch.setattr(break_even, "measured", lambda *_: launch)
     a, b = np.ones((100, 90), np.float32), np.ones((90, 80), np.float32, "F")
     kinds = {
         "gemm": lambda x, y: clgemm.sgemm(2.0, x, y),
@@ -284,7 +289,7 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
         first = call(a, b)
         assert len(fresh.hosted) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(driver, "gemm", None)
+            patch.setattr(engine, "gemm", None)
             np.testing.assert_array_equal(call(a, b), first)
             with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
                 call(np.ones((100, 180), np.float32)[:, ::2], b)
@@ -316,7 +321,7 @@ def test_the_host_writes_either_order_in_place(order, rng, monkeypatch):
         return real(*arguments, **more)
 
     monkeypatch.setattr(scipy_blas, "gemm", lambda _: zgemm)
-    driver.gemm(1.0, a, b, 0.0, c, conj_a=True)
+    engine.gemm(1.0, a, b, 0.0, c, conj_a=True)
     np.testing.assert_allclose(c, a.conj() @ b)
     assert np.shares_memory(used[0]["c"], c)
 
@@ -329,7 +334,7 @@ def test_the_host_multiplies_stacks_by_numpy(rng, monkeypatch):
 
 
 def test_explain_tells_what_happens(fresh, monkeypatch):
-    monkeypatch.setattr(calibration, "measured", lambda *_: ideal())
+    monkeypatch.setattr(break_even, "measured", lambda *_: ideal())
     x = np.ones((300, 300), np.float32)
     found = clgemm.explain(x, x)
     assert isinstance(found, clgemm.Explanation)
@@ -345,7 +350,7 @@ def test_explain_tells_what_happens(fresh, monkeypatch):
     with pytest.raises(FrozenInstanceError):
         found.route = "host"
     host = clgemm.explain(x[:70, :70], x[:70, :70], trans_b=1)
-    assert (host.route, host.config) == ("host", "")
+    assert (host_blas.route, host_blas.config) == ("host", "")
     assert "host's BLAS is faster" in str(host)
     assert clgemm.explain(x[:2], x[:, :2]).host_seconds is None
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
@@ -371,7 +376,7 @@ def test_explain_looks_at_every_kind_of_operand(session):
             clgemm.explain(z[0], z[0], z)
         with pytest.raises(TypeError, match="on a device"):
             clgemm.explain(clgemm.to_device(z[0]), z[0])
-        assert "sgemm (50 x 40 x 30)" in str(_explain.of_shape("s", 50, 40, 30))
+        assert "sgemm (50 x 40 x 30)" in str(explain.of_shape("s", 50, 40, 30))
 
 
 @pytest.mark.parametrize("wish", ["auto", "device", "host"])
@@ -391,16 +396,14 @@ def test_each_call_says_what_it_does(session, wish, caplog, monkeypatch):
 
 
 def test_the_host_s_blas_is_named():
-    found = host_blas.identity()
+    found = identity.identity()
     assert all(isinstance(value, str | int) for value in found.values())
-    assert host_blas.usable_cores() >= 1
-    running = host_blas.openblas()
+    assert identity.usable_cores() >= 1
+    running = identity.openblas()
     if running is None:
         pytest.skip("SciPy's BLAS is no OpenBLAS, or its library cannot be asked")
-    assert host_blas.library() == {"kernels": running.core, "threads": running.threads}
-    program = (
-        "from clgemm import host_blas as h; print(h.library()['threads'], *h.identity().values())"
-    )
+    assert identity.library() == {"kernels": running.core, "threads": running.threads}
+    program = "from clgemm.host import identity as h; print(h.library()['threads'], *h.identity().values())"
     run = run_python(program, OPENBLAS_NUM_THREADS=1)
     assert run.stdout.startswith("1 ")
     assert run.stdout.endswith("OPENBLAS_NUM_THREADS=1\n")
@@ -408,7 +411,7 @@ def test_the_host_s_blas_is_named():
 
 
 def test_the_command_line_explains(capsys):
-    assert cli.main(["explain", "90", "3x50x40", "--precision", "sz"]) == 0
+    assert main.main(["explain", "90", "3x50x40", "--precision", "sz"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "sgemm (90 x 90 x 90)", "zgemm (90 x 90 x 90)",
@@ -433,8 +436,8 @@ def test_explain_counts_blocks_and_bytes(session, monkeypatch):
 def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, monkeypatch):
     """So that Ctrl-C is heard between them."""
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
-    monkeypatch.setattr(host, "PANEL_FLOPS", 1e5)
-    monkeypatch.setattr(host, "NARROWEST", 3)
+    monkeypatch.setattr(host_blas, "PANEL_FLOPS", 1e5)
+    monkeypatch.setattr(host_blas, "NARROWEST", 3)
     a = np.array(rng.uniform(-1, 1, (50, 60)) + 1j, order=order_a)
     b = np.array(rng.uniform(-1, 1, (60, 40)) - 2j, order=order_b)
     calls, real = [], scipy.linalg.blas.zgemm
@@ -448,7 +451,7 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
         for beta in (0.0, 0.5):
             c = np.full((50, 40), 1 + 1j, order=order_c)
             want = 2 * a @ (b.conj() if conj else b) + beta * c
-            driver.gemm(2.0, a, b, beta, c, conj_b=conj)
+            engine.gemm(2.0, a, b, beta, c, conj_b=conj)
             np.testing.assert_allclose(c, want)
     assert len(calls) > 4 * 8
 
@@ -462,8 +465,8 @@ def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
         if len(calls) < 4:
             time.sleep(0.03)
 
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:6])
-    found = calibration.measured(PRECISIONS["s"], on_device)
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:6])
+    found = break_even.measured(PRECISIONS["s"], on_device)
     assert found.device.seconds.keys() == set(SHAPES[:6])
     assert max(found.device.seconds.values()) < 0.01
 
@@ -475,7 +478,7 @@ def test_a_slow_device_is_not_measured_for_long():
         calls.append(c.shape)
         time.sleep(1e-8 * c.size * a.shape[1])
 
-    found = calibration.measured(PRECISIONS["s"], on_device)
+    found = break_even.measured(PRECISIONS["s"], on_device)
     assert (1024, 1024, 1024) not in found.device.seconds
     assert (128, 128, 128) in found.device.seconds
 
@@ -486,11 +489,11 @@ def test_noise_in_the_first_pass_is_measured_again(monkeypatch):
 
     def on_device(_a, _b, c):
         calls.append(c.shape)
-        if c.shape == (96, 96) and calls.count((96, 96)) <= calibration.LEAST:
+        if c.shape == (96, 96) and calls.count((96, 96)) <= break_even.LEAST:
             time.sleep(0.004)
 
-    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:6])
-    found = calibration.measured(PRECISIONS["s"], on_device)
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:6])
+    found = break_even.measured(PRECISIONS["s"], on_device)
     assert found.device.seconds[96, 96, 96] < 0.003
 
 
@@ -503,11 +506,11 @@ def test_noise_does_not_make_the_measurement_long(monkeypatch):
         now[0] += calls[-1]
 
     clock = SimpleNamespace(perf_counter=lambda: now[0])
-    monkeypatch.setattr(calibration, "time", clock)
-    monkeypatch.setattr(calibration.timing, "settle", lambda _seconds: None)
-    monkeypatch.setattr(calibration.scipy_blas, "gemm", lambda _code: slow)
-    found = calibration.measured(PRECISIONS["s"], slow)
-    assert sum(calls[1:]) < calibration.MOST_SECONDS + 2 * calibration.LEAST * 0.03
+    monkeypatch.setattr(break_even, "time", clock)
+    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
+    monkeypatch.setattr(break_even.scipy_blas, "gemm", lambda _code: slow)
+    found = break_even.measured(PRECISIONS["s"], slow)
+    assert sum(calls[1:]) < break_even.MOST_SECONDS + 2 * break_even.LEAST * 0.03
     for side in found:
         assert len(side.seconds) >= 4
         assert max(side.seconds.values()) < 1e-3

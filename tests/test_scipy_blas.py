@@ -12,20 +12,24 @@ import scipy.linalg.blas
 from helpers import entry_with, run_python
 
 import clgemm
-from clgemm import calibration, host_blas, scipy_blas, small
-from clgemm.breakeven import BreakEven, Curve
+from clgemm.api import small
+from clgemm.dispatch import break_even
+from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.errors import GemmArgumentError
+from clgemm.host import identity, scipy_blas
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.tuning import lookup, timing, vetting
+from clgemm.tuning import verification
+from clgemm.tuning.measure import timing
+from clgemm.tuning.store import lookup
 
 S = PRECISIONS["s"]
 CALL = """
 import sys
 import numpy as np
 import clgemm
-heavy = ("scipy.linalg", "scipy.optimize", "clgemm.tuning.campaign", "clgemm.tuning.check")
+heavy = ("scipy.linalg", "scipy.optimize", "clgemm.tuning.search.search", "clgemm.tuning.measure.verify")
 assert not [name for name in heavy if name in sys.modules], "the import"
 a = np.ones((300, 300), np.float32, order="F")
 assert (clgemm.sgemm(1.0, a, a) == 300).all()
@@ -57,14 +61,14 @@ def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     """Nor what only a search needs, if parameters and break-evens are known."""
     sides = (Curve.fitted({(64, 64, 64): x, (300, 300, 300): 100 * x}) for x in (1e-3, 1e-5))
     times = BreakEven(*sides)
-    monkeypatch.setattr(calibration, "measured", lambda *_: times)
+    monkeypatch.setattr(break_even, "measured", lambda *_: times)
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
-    cores = {"kernels": "?", "threads": host_blas.usable_cores()}
-    monkeypatch.setattr(host_blas, "library", lambda: cores)
+    cores = {"kernels": "?", "threads": identity.usable_cores()}
+    monkeypatch.setattr(identity, "library", lambda: cores)
     configs = fresh.tuned["s"].configs
     store = lookup.store_for(fresh.traits)
     assert store.write(lookup.entry_name(S), entry_with(*configs))
-    vetting.remember(store, S, configs)
+    verification.remember(store, S, configs)
     a = np.ones((300, 300), np.float32, order="F")
     clgemm.sgemm(1.0, a, a)  # break-evens are on disk from here on
     name = fresh.traits.platform.split()[0]
@@ -73,15 +77,15 @@ def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
 
 
 def test_a_library_that_is_not_loaded_is_as_its_variables_make_it(monkeypatch):
-    cores = host_blas.usable_cores()
-    monkeypatch.setattr(host_blas, "library", lambda: {"kernels": "K", "threads": cores})
-    assert host_blas.is_as_noted({"kernels": "K", "threads": cores})
-    assert not host_blas.is_as_noted({"kernels": "L", "threads": cores}), "loaded, it is asked"
+    cores = identity.usable_cores()
+    monkeypatch.setattr(identity, "library", lambda: {"kernels": "K", "threads": cores})
+    assert identity.is_as_noted({"kernels": "K", "threads": cores})
+    assert not identity.is_as_noted({"kernels": "L", "threads": cores}), "loaded, it is asked"
     monkeypatch.setattr(scipy_blas, "is_loaded", lambda: False)
-    assert host_blas.is_as_noted({"kernels": "L", "threads": cores})
-    assert not host_blas.is_as_noted({"kernels": "K", "threads": cores + 1})
+    assert identity.is_as_noted({"kernels": "L", "threads": cores})
+    assert not identity.is_as_noted({"kernels": "K", "threads": cores + 1})
     for damage in (None, [], {}, {"threads": None}):
-        assert not host_blas.is_as_noted(damage)
+        assert not identity.is_as_noted(damage)
 
 
 def test_errors_are_scipys_too_whenever_it_is_imported():
@@ -152,7 +156,7 @@ def test_small_products_ask_for_scipys_routine_once(monkeypatch):
 def test_threads_that_need_it_at_once_get_one_module():
     program = """
 import sys, threading
-from clgemm import scipy_blas
+from clgemm.host import scipy_blas
 assert not scipy_blas.is_loaded()
 start, found = threading.Barrier(8), []
 def ask():

@@ -13,7 +13,7 @@ from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config, KernelFamily, Plan, Step
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.outcome import Outcome
-from clgemm.tuning.search import EVERY_OTHER, Proposal, Search
+from clgemm.tuning.search.candidates import EVERY_OTHER, Proposal, Search
 
 S = PRECISIONS["s"]
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clgemm.flow import Arrays
+from clgemm.dispatch.multi_device import GRAIN, LEAST_SHARE, PIECES, Member, Several, cuts, shares
 from clgemm.problem import Operand, describe
 from clgemm.runtime.interrupt import Stop
-from clgemm.several import GRAIN, LEAST_SHARE, PIECES, Member, Several, cuts, shares
+from clgemm.streaming.stream import Arrays
 
 RNG = np.random.default_rng(5)
 

@@ -12,8 +12,8 @@ from helpers import CPU, GPU
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
-from clgemm.tuning import exchange, lookup, nearest, variants
 from clgemm.tuning.shapes import Shape
+from clgemm.tuning.store import entries, exchange, lookup, similar
 
 FILES = sorted(
     Path(str(x))
@@ -52,7 +52,7 @@ def test_what_ships_is_as_it_was_exported(path):
     found = exchange.loaded(path)
     assert path.name == exchange.file_name(found.head)
     traits = traits_of(found.head)
-    assert nearest.architecture(traits) == found.head["architecture"]
+    assert similar.architecture(traits) == found.head["architecture"]
     assert set(PRECISIONS) <= set(found.entries), "all four precisions"
 
 
@@ -63,7 +63,7 @@ def test_what_ships_runs_and_chooses(path, name, monkeypatch):
     found = exchange.loaded(path)
     traits, precision = traits_of(found.head), PRECISIONS[name.removesuffix("-fma")]
     assert lookup.entry_name(precision) == name
-    model = variants.stored_model(found.entries[name], traits, precision)
+    model = entries.stored_model(found.entries[name], traits, precision)
     assert model is not None, "a variant is no point of its family's space any more"
     families = {v.config.family for v in model.variants}
     for shape in (*model.shapes.values(), *OTHER_SHAPES):
@@ -90,11 +90,11 @@ def test_what_ships_is_found_elsewhere_but_not_everywhere(path, monkeypatch):
     head = exchange.loaded(path).head
     here = traits_of(head)
     larger = replace(here, compute_units=here.compute_units * 8, driver_version="another")
-    assert nearest.kinship(larger, head) is nearest.Kinship.ARCHITECTURE
+    assert similar.kinship(larger, head) is similar.Kinship.ARCHITECTURE
     name = "a sister" if here.compute_capability else here.name
-    assert nearest.kinship(replace(larger, name=name), head) is nearest.Kinship.ARCHITECTURE
+    assert similar.kinship(replace(larger, name=name), head) is similar.Kinship.ARCHITECTURE
     other = replace(
         here, processor="A maker family 1 model 2", compute_capability=(7, 5), simd_bytes=16,
         name="another",
     )  # fmt: skip
-    assert nearest.kinship(other, head) is nearest.Kinship.VENDOR
+    assert similar.kinship(other, head) is similar.Kinship.VENDOR

@@ -9,9 +9,10 @@ import pytest
 import scipy.linalg.blas
 
 import clgemm
-from clgemm import driver, small
+from clgemm.api import small
+from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.measure.verify import random_matrix
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def auto(monkeypatch):
     def gemm(*_arguments, **_flags):
         raise AssertionError("a small product took the long way")
 
-    monkeypatch.setattr(driver, "gemm", gemm)
+    monkeypatch.setattr(engine, "gemm", gemm)
 
 
 @pytest.mark.usefixtures("auto")

@@ -14,7 +14,7 @@ from test_families import operand, skip_unsupported, value
 from clgemm.kernels import FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand
-from clgemm.tuning.check import run_once
+from clgemm.tuning.measure.verify import run_once
 
 # Smaller blocks than any device would choose, so that every loop and every edge is taken.
 TINY = {

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clgemm import stacks
+from clgemm.api import stacks
 
 
 def filled(*shape: Any, order: Any = "C") -> Any:

@@ -13,10 +13,10 @@ import pytest
 from helpers import heard, quiet, run_python
 
 import clgemm
-from clgemm import private_files
-from clgemm.tuning import locks
-from clgemm.tuning import store as stores
-from clgemm.tuning.store import Store
+from clgemm.runtime import private_files
+from clgemm.tuning.store import locks
+from clgemm.tuning.store import store as stores
+from clgemm.tuning.store.store import Store
 
 IDENTITY = {"platform": "A platform", "name": "A device", "compute_units": 4}
 ENTRY = {"variants": [{"family": "f", "params": {"MR": 8}}], "trials": []}
@@ -252,7 +252,7 @@ def test_threads_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path):
 WRITER = """
 import json, sys
 from pathlib import Path
-from clgemm.tuning.store import Store
+from clgemm.tuning.store.store import Store
 folder, identity, code = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 for i in range(40):
     assert Store(folder, "0123", identity, "k1").write(f"{code}{i}", {"writer": code})
@@ -305,7 +305,7 @@ def test_an_ended_candidate_leaves_no_trace(tmp_path):
 KILLED = """
 import json, os, sys
 from pathlib import Path
-from clgemm.tuning.store import Store
+from clgemm.tuning.store.store import Store
 store = Store(Path(sys.argv[1]), "0123", json.loads(sys.argv[2]), "k1")
 store.begin(json.loads(sys.argv[3]))
 os._exit(7)

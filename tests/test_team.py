@@ -10,11 +10,11 @@ import pytest
 from helpers import GPU, run_python
 
 import clgemm
-from clgemm import team
+from clgemm.dispatch import team
 from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, describe
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
-from clgemm.runtime.session import Session
+from clgemm.runtime.device import Session
 
 RNG = np.random.default_rng(3)
 

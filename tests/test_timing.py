@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from clgemm import transfer
-from clgemm.execute import slots
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import devices, profiling
-from clgemm.runtime import session as sessions
-from clgemm.tuning import lookup, stopwatch, timing
-from clgemm.tuning.check import random_matrix
-from clgemm.tuning.course import Course
+from clgemm.runtime import device as sessions
+from clgemm.runtime import devices, transfer
+from clgemm.runtime.kernel_runner import slots
+from clgemm.tuning.measure import profiling, stopwatch, timing
+from clgemm.tuning.measure.measure import Course
+from clgemm.tuning.measure.verify import random_matrix
 from clgemm.tuning.shapes import Shape
+from clgemm.tuning.store import lookup
 
 
 @pytest.fixture

@@ -11,15 +11,16 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from test_transfer import separate
 
-from clgemm.runtime import memory, pages
-from clgemm.runtime.copiers import Copiers, Copy
+from clgemm.runtime import memory
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.memory import DeviceMemory, rounded
-from clgemm.runtime.moves import Move
 from clgemm.runtime.opencl import cl, load
-from clgemm.runtime.staging import PIECE, Staging
-from clgemm.runtime.traffic import Traffic
-from clgemm.transfer import parts
+from clgemm.runtime.transfer import parts
+from clgemm.streaming import pages
+from clgemm.streaming.copies import Traffic
+from clgemm.streaming.copy_threads import Copiers, Copy
+from clgemm.streaming.staging import PIECE, Staging
+from clgemm.streaming.transfers import Move
 
 MB = 1 << 20
 SECONDS = 20  # until something counts as hung

@@ -10,12 +10,12 @@ import pytest
 import reference
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from clgemm import driver, transfer
+from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS, address_of, layout_of
-from clgemm.runtime import opencl
-from clgemm.runtime import session as sessions
+from clgemm.runtime import device as sessions
+from clgemm.runtime import opencl, transfer
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.check import random_matrix
+from clgemm.tuning.measure.verify import random_matrix
 
 ROOM = (9, 8, 7)
 
@@ -171,7 +171,7 @@ def test_gemm_with_separate_memories(session, code, rng):
         before = memory.copy()
         want, size = reference.gemm(alpha, a, b, beta, c)
         with sessions.using(apart):
-            driver.gemm(alpha, a, b, beta, c)
+            engine.gemm(alpha, a, b, beta, c)
         reference.assert_within_bound(c, want, size, k, precision.eps)
         for x in (memory, before):
             matrices(x, m, n)[how_c]()[...] = 0
@@ -211,7 +211,7 @@ def test_stacks_with_separate_memories(session, code, rng):
             c[...] = np.nan
         want, size = reference.gemm(1.5, a, b, beta, c)
         with sessions.using(apart):
-            driver.gemm(1.5, a, b, beta, c)
+            engine.gemm(1.5, a, b, beta, c)
         try:
             reference.assert_within_bound(c, want, size, 13, precision.eps)
         except AssertionError as error:

@@ -18,31 +18,23 @@ import pytest
 from helpers import CPU, GPU, as_data, entry_with, heard, run_python
 
 import clgemm
-from clgemm import driver
+from clgemm.dispatch import engine
 from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.runtime import device as sessions
 from clgemm.runtime import devices
-from clgemm.runtime import session as sessions
 from clgemm.runtime.opencl import cl
-from clgemm.tuning import (
-    budget,
-    campaign,
-    check,
-    finals,
-    lookup,
-    nearest,
-    progress,
-    store,
-    trial,
-    tuner,
-    vetting,
-    worker,
-)
-from clgemm.tuning.model import Model, Variant
+from clgemm.tuning import tuner, verification
+from clgemm.tuning.cost_model import Model, Variant
+from clgemm.tuning.measure import verify
 from clgemm.tuning.outcome import CHECK, RACE, TRY, VET, Outcome, config_from_json
+from clgemm.tuning.search import budget, finalists, progress
+from clgemm.tuning.search import search as search_loop
 from clgemm.tuning.shapes import SEARCHED, standard
+from clgemm.tuning.store import lookup, similar, store
+from clgemm.tuning.workers import main, worker
 
 S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
@@ -116,15 +108,15 @@ def fake(monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "90")
     monkeypatch.setattr(FakeWorker, "tried", [])
     monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _task: fine(config)))
-    monkeypatch.setattr(campaign, "Worker", FakeWorker)
-    monkeypatch.setattr(vetting, "fault", lambda *_: "")  # these devices cannot be asked
+    monkeypatch.setattr(search_loop, "Worker", FakeWorker)
+    monkeypatch.setattr(verification, "fault", lambda *_: "")  # these devices cannot be asked
     found = [devices.Found(None, traits) for traits in (GPU, CPU)]
     monkeypatch.setattr(devices, "find", lambda: tuple(found))
     return FakeWorker
 
 
 def no_search(monkeypatch):
-    monkeypatch.setattr(campaign, "Worker", None)
+    monkeypatch.setattr(search_loop, "Worker", None)
 
 
 def stored(cache, traits=CPU):
@@ -261,7 +253,7 @@ def shipped(monkeypatch, tmp_path):
     folder = tmp_path / "shipped"
     folder.mkdir()
     monkeypatch.delenv("CLGEMM_SHIPPED")
-    monkeypatch.setattr(nearest.resources, "files", lambda package: {
+    monkeypatch.setattr(similar.resources, "files", lambda package: {
         "clgemm.tuning.shipped": folder}[package])  # fmt: skip
     return folder
 
@@ -387,7 +379,7 @@ def test_candidates_are_vetted_before_they_are_timed_and_failures_are_named(fake
 def test_what_was_vetted_is_timed_though_no_other_fits(fake, monkeypatch):
     """Builds leave no time for a third one, and enough for what is built."""
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
-    monkeypatch.setattr(campaign.crew, "size", lambda _traits: 2)
+    monkeypatch.setattr(search_loop.crew, "size", lambda _traits: 2)
     real, now = budget.Budget.vetted, [100.0]
     monkeypatch.setattr(budget.Budget, "vetted", lambda b, family, _: real(b, family, 1.5))
     monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
@@ -420,12 +412,12 @@ def test_if_no_finalist_passes_the_others_are_looked_at(fake):
 
     def answer(config, task):
         rank = by_rank.index(config)
-        if task == CHECK and rank < finals.RACERS:
+        if task == CHECK and rank < finalists.RACERS:
             return Outcome(config, "wrong", "not with B transposed")
         return fine(config, 1.0 + rank)
 
     fake.answer = staticmethod(answer)
-    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[finals.RACERS]
+    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[finalists.RACERS]
 
 
 def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache, caplog):
@@ -498,7 +490,7 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
             return super().attempt(config, best, patience=patience, **more)
 
     fake.answer = Slow.answer = staticmethod(answer)
-    monkeypatch.setattr(campaign, "Worker", Slow)
+    monkeypatch.setattr(search_loop, "Worker", Slow)
     assert slow not in tuner.tuned_for(new_session(), "s").configs
     assert (waited[0] < budget.LEAST_HANG_SECONDS) == (status == "late")
     store = lookup.store_for(CPU)
@@ -513,7 +505,7 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
 def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     """It was noted by a process that then ended without a word."""
     program = (
-        "import json, os, sys; from pathlib import Path; from clgemm.tuning.store import Store;"
+        "import json, os, sys; from pathlib import Path; from clgemm.tuning.store.store import Store;"
         "folder, fingerprint, kernels, candidate = sys.argv[1:];"
         "Store(Path(folder), fingerprint, {}, kernels).begin(json.loads(candidate)); os._exit(9)"
     )
@@ -612,7 +604,7 @@ import numpy as np
 import clgemm
 a = np.ones((70, 70), np.float32)
 assert clgemm.sgemm(1.0, a, a)[0, 0] == 70
-from clgemm.runtime import session
+from clgemm.runtime import device as session
 tuned = session.current().tuned["s"]
 print(json.dumps([dict(config.params) for config in tuned.configs]))
 """
@@ -678,8 +670,8 @@ def default(session):
 def test_check_passes_what_is_right(session, code):
     precision = PRECISIONS[code]
     config = lookup.defaults(session.traits, precision, "").configs[0]
-    assert check.Checker(session, precision).mismatch(config, every=False) == ""
-    assert check.Checker(session, precision).quick(config) == ""
+    assert verify.Checker(session, precision).mismatch(config, every=False) == ""
+    assert verify.Checker(session, precision).quick(config) == ""
 
 
 def ruin_one_element(c, _beta):
@@ -703,32 +695,32 @@ def ruin_where_c_is_read(c, beta):
     "ruin", [ruin_one_element, ruin_with_nan, ruin_beyond_the_edge, ruin_where_c_is_read]
 )
 def test_check_finds_what_is_wrong(session, default, ruin, monkeypatch):
-    real = check.run_once
+    real = verify.run_once
 
     def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, **more):
         real(session, config, a, b, c, alpha, beta, **more)
         ruin(c, beta)
 
-    monkeypatch.setattr(check, "run_once", run_once)
-    said = check.Checker(session, S).mismatch(default, every=False)
+    monkeypatch.setattr(verify, "run_once", run_once)
+    said = verify.Checker(session, S).mismatch(default, every=False)
     assert ("wrote beyond C" if ruin is ruin_beyond_the_edge else "times the bound") in said
     assert "run 1 of" in said
-    outcome = trial.Trial(session, S).attempt(default, {}, task=VET)
+    outcome = main.Trial(session, S).attempt(default, {}, task=VET)
     assert outcome.status == "wrong"
     assert outcome.seconds == {}
 
 
 def test_check_poisons_scratch_and_c(session, default, monkeypatch):
     poisoned = []
-    real = check.run_once
+    real = verify.run_once
 
     def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, *, poison=False):
         poisoned.append((poison, beta == 0, bool(np.all(np.isnan(c)))))
         real(session, config, a, b, c, alpha, beta, poison=poison)
 
-    monkeypatch.setattr(check, "run_once", run_once)
-    assert check.Checker(session, S).mismatch(default, every=False) == ""
-    assert len(poisoned) == len(check.SHAPES) * 2 * check.REPEATS
+    monkeypatch.setattr(verify, "run_once", run_once)
+    assert verify.Checker(session, S).mismatch(default, every=False) == ""
+    assert len(poisoned) == len(verify.SHAPES) * 2 * verify.REPEATS
     assert set(poisoned) == {(True, True, True), (True, False, False)}
 
 
@@ -738,16 +730,16 @@ def test_check_compares_with_a_reference(session, default, monkeypatch):
     def nonsense(a, b, _precision):
         return np.full((a.data.shape[0], b.data.shape[1]), 3.0)
 
-    monkeypatch.setattr(check, "reference", nonsense)
-    assert check.Checker(session, S).mismatch(default, every=False) != ""
+    monkeypatch.setattr(verify, "reference", nonsense)
+    assert verify.Checker(session, S).mismatch(default, every=False) != ""
 
 
 def test_a_launch_that_fails_is_an_outcome(session, default, monkeypatch):
     def fail(session, *_arguments, **_more):
         cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
 
-    monkeypatch.setattr(check, "run_once", fail)
-    outcome = trial.Trial(session, S).attempt(default, {}, task=VET)
+    monkeypatch.setattr(verify, "run_once", fail)
+    outcome = main.Trial(session, S).attempt(default, {}, task=VET)
     assert outcome.status == "run"
     assert "no memory" in outcome.detail
 
@@ -838,7 +830,7 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
     monkeypatch.setattr(BY_NAME["direct"], "plan", plan)
     a = np.ones((70, 70))
     with sessions.using(fresh):
-        driver.gemm(1.0, a, a, 0.0, np.empty((70, 70)))
+        engine.gemm(1.0, a, a, 0.0, np.empty((70, 70)))
     assert planned == [chosen]
 
 

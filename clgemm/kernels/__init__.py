@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clgemm.kernels.cpu_packed import CpuPacked
-from clgemm.kernels.direct import Direct
-from clgemm.kernels.gpu_tiled import GpuTiled
-from clgemm.kernels.nv_dmma import NvDmma
-from clgemm.kernels.nv_mma import NvMma
-from clgemm.kernels.nv_split import NvSplit
+from clgemm.kernels.cpu_packed.family import CpuPacked
+from clgemm.kernels.direct.family import Direct
+from clgemm.kernels.gpu_tiled.family import GpuTiled
+from clgemm.kernels.nv_dmma.family import NvDmma
+from clgemm.kernels.nv_mma.family import NvMma
+from clgemm.kernels.nv_split.family import NvSplit
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily

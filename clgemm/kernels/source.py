@@ -8,6 +8,9 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.resources.abc import Traversable
+
     from clgemm.kernels.family import KernelSpec
 
 
@@ -23,12 +26,20 @@ def text(spec: KernelSpec) -> str:
     return header + "".join(read(name) for name in ("common.cl", *spec.files))
 
 
+def _files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    """Yield the .cl and .py files of a folder and of those in it, with their paths."""
+    for file in folder.iterdir():
+        if file.is_dir():
+            yield from _files(file, f"{prefix}{file.name}/")
+        elif file.name.endswith((".cl", ".py")):
+            yield prefix + file.name, file
+
+
 @cache
 def package_hash() -> str:
     """Hash everything that decides what a configuration means: all .cl and .py files here."""
     digest = hashlib.sha256()
-    files = [f for f in resources.files(__package__).iterdir() if f.name.endswith((".cl", ".py"))]
-    for file in sorted(files, key=lambda f: f.name):
-        digest.update(file.name.encode())
+    for name, file in sorted(_files(resources.files(__package__))):
+        digest.update(name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

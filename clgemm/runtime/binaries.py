@@ -12,7 +12,8 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING
 
-from clgemm import private_files, settings
+from clgemm import settings
+from clgemm.runtime import private_files
 
 if TYPE_CHECKING:
     from pathlib import Path

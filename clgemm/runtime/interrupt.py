@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from clgemm.runtime.device import Session
     from clgemm.runtime.opencl import cl
-    from clgemm.runtime.session import Session
 
 
 END_SECONDS = 5.0  # that a program's end may wait for calls that cannot be cancelled

@@ -13,8 +13,9 @@ from clgemm import settings
 from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
-from clgemm.tuning import vetting
-from clgemm.tuning.lookup import (
+from clgemm.tuning import verification
+from clgemm.tuning.results import Effort, Result
+from clgemm.tuning.store.lookup import (
     Tuned,
     competitors,
     defaults,
@@ -23,13 +24,12 @@ from clgemm.tuning.lookup import (
     store_for,
     stored_parameters,
 )
-from clgemm.tuning.record import Effort, Result
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.session import Session
-    from clgemm.tuning.store import Store
+    from clgemm.runtime.device import Session
+    from clgemm.tuning.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ def _vetted(session: Session, precision: Precision, tuned: Tuned, config: Config
     with session.tuning:
         if config not in tuned.unvetted:  # another thread was quicker
             return session.tuned[precision.code]
-        wrong = vetting.fault(session, precision, store, config)
+        wrong = verification.fault(session, precision, store, config)
         tuned.unvetted.discard(config)
         if wrong:
-            vetting.warn(session, precision, tuned, wrong)
+            verification.warn(session, precision, tuned, wrong)
             tuned = tuned.without(config)
             if not tuned.configs:
                 tuned = _searched(session, precision, store, stored=False)
@@ -155,7 +155,7 @@ def tune(session: Session, code: str, effort: Effort) -> Result:
 
 
 def _campaign(session: Session, precision: Precision, store: Store, effort: Effort) -> Result:
-    from clgemm.tuning.campaign import Campaign  # noqa: PLC0415 - only a search needs all this
+    from clgemm.tuning.search.search import Campaign  # noqa: PLC0415 - only a search needs all this
 
     first = starting_points(store, session.traits, precision)
     return Campaign(session.traits, precision, store, effort, first).run()
@@ -164,6 +164,6 @@ def _campaign(session: Session, precision: Precision, store: Store, effort: Effo
 def _store(store: Store, precision: Precision, result: Result) -> Tuned:
     written = store.write(entry_name(precision), result.entry())
     if written:
-        vetting.remember(store, precision, (v.config for v in result.model.variants))
+        verification.remember(store, precision, (v.config for v in result.model.variants))
     origin = str(store.path) if written else "found by this process, not stored"
     return Tuned(result.model, f"tuned: {origin}")

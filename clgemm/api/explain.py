@@ -1,0 +1,116 @@
+"""`clgemm.explain`: where a call would run, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.api import stacks
+from clgemm.api.arguments import as_transposition
+from clgemm.api.operands import is_device_array
+from clgemm.dispatch import engine
+from clgemm.dispatch.explanation import Explanation, unmeasured
+from clgemm.problem import BY_DTYPE, PRECISIONS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_CONJUGATE = 2
+
+
+def explain(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    *,
+    alpha: complex = 1.0,
+    beta: complex = 0.0,
+    trans_a: int = 0,
+    trans_b: int = 0,
+) -> Explanation:
+    """Tell what a product would do, and why, without computing it.
+
+    What is not known yet of the device (parameters, break-evens) is found first, as by a first
+    call.
+
+    Parameters
+    ----------
+    a, b : array_like
+        Operands of `clgemm.matmul` or of a gemm: matrices, or stacks of them.  Their values do not
+        matter, and arrays that come from `numpy.empty` cost nothing.
+    c : array_like, optional
+        What a gemm adds to, or the `out` of `matmul`.  By default a new array: C-ordered, as
+        `matmul` makes it, if the call is one that `matmul` could do, else F-ordered.
+    alpha, beta : complex, optional
+        Factors of a gemm.
+    trans_a, trans_b : {0, 1, 2}, optional
+        op(a) and op(b) of a gemm.
+
+    Returns
+    -------
+    Explanation
+        ``route`` is "device" or "host", ``why`` says why; further fields have the predicted times,
+        the kernel and its parameters, and what is copied.  ``print()`` it.
+
+    Raises
+    ------
+    TypeError
+        For arrays on a device, which are always computed there.
+    ValueError
+        If the shapes do not match.
+    DeviceError
+        If no device is usable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> explain(np.empty((2, 3)), np.empty((3, 4))).route
+    'host'
+    """
+    if any(map(is_device_array, (a, b, c))):
+        raise TypeError(
+            "explain: arrays on a device (pyopencl.array.Array) are computed there, on their own "
+            "queue; pass NumPy arrays"
+        )
+    trans_a = as_transposition("explain", "trans_a", trans_a)
+    trans_b = as_transposition("explain", "trans_b", trans_b)
+    x, y = np.asarray(a), np.asarray(b)
+    x, y = (x.T if trans_a else x), (y.T if trans_b else y)
+    x, y = (x if x.ndim > 1 else x[None]), (y if y.ndim > 1 else y[:, None])
+    if x.shape[-1] != y.shape[-2]:
+        raise ValueError(
+            f"explain: op(a) is {x.shape} and op(b) is {y.shape}: the inner dimensions differ, "
+            f"{x.shape[-1]} != {y.shape[-2]}"
+        )
+    shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
+    dtype = np.result_type(x.dtype, y.dtype)
+    computed = np.dtype(np.float32) if dtype == np.float16 else dtype
+    if computed not in BY_DTYPE:
+        return Explanation(f"{shape} {dtype}", "host", "NumPy computes types that BLAS has not")
+    plain = alpha == 1 and beta == 0 and not trans_a and not trans_b
+    out = np.empty(shape, computed, "C" if plain else "F") if c is None else np.asarray(c)
+    if out.shape != shape:
+        raise ValueError(f"explain: c is {out.shape} and the result is {shape}")
+    if not out.size or not x.shape[-1] or alpha == 0:
+        return unmeasured(BY_DTYPE[computed], x.shape, shape, "there is nothing to multiply")
+    x, y, out = (z.astype(computed, copy=False) for z in (x, y, out))
+    conj = _CONJUGATE if BY_DTYPE[computed].is_complex else None
+    return _of_stack(x, y, out, beta != 0, trans_a == conj, trans_b == conj)
+
+
+def _of_stack(
+    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], reads_c: bool, conj_a: bool, conj_b: bool
+) -> Explanation:
+    problems = stacks.fold(a, b, c) if c.ndim > 2 else [(a, b, c)]
+    x, y, out = problems[0]
+    found = engine.explain(x, y, out, reads_c=reads_c, conj_a=conj_a, conj_b=conj_b)
+    return replace(found, calls=len(problems))
+
+
+def of_shape(code: str, m: int, n: int, k: int) -> Explanation:
+    """Explain a product of column-major matrices, as the command line does."""
+    dtype = PRECISIONS[code].dtype
+    a, b, c = (np.empty(shape, dtype, "F") for shape in ((m, k), (k, n), (m, n)))
+    return explain(a, b, c)

@@ -1,0 +1,234 @@
+"""numpy.matmul on a device: the rules of the ufunc here, the arithmetic in the driver.
+
+What a device does not help with goes to NumPy itself: types without a BLAS precision, empty
+products, operands that override `__array_ufunc__`, rare keywords, and every mistake.  The error
+for a mistake is then NumPy's own, in class and in words, whatever version is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from clgemm.api import device_arrays, small, stacks
+from clgemm.api.drop_in import stands_in_for
+from clgemm.api.operands import is_device_array
+from clgemm.api.ufunc_result import wrapped
+from clgemm.dispatch import engine
+from clgemm.host import blas as host_blas
+from clgemm.problem import BY_DTYPE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
+_ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
+_DEFAULTS = MappingProxyType(
+    {"out": None, "casting": "same_kind", "order": "K", "dtype": None, "subok": True}
+)
+_CASTINGS = frozenset({"no", "equiv", "safe", "same_kind", "unsafe"})
+
+
+class _Call(NamedTuple):
+    """A call that has passed every check."""
+
+    a: NDArray[Any]  # (..., m, k), of the type the device computes in
+    b: NDArray[Any]  # (..., k, n), of the same type
+    c: NDArray[Any]  # the result seen as (..., m, n)
+    shape: tuple[int, ...]  # of a @ b; c may have more batch axes
+    loop: np.dtype[Any]  # what NumPy computes in, and rounds to before it casts to c's type
+    result: NDArray[Any]  # `out`, or the fresh array, before a subclass wraps it
+
+
+@stands_in_for(lambda: host_blas.matmul)
+def matmul(
+    x1: Any,
+    x2: Any,
+    /,
+    out: Any = None,
+    *,
+    casting: Any = "same_kind",
+    order: Any = "K",
+    dtype: Any = None,
+    subok: Any = True,
+    **more: Any,
+) -> Any:
+    """Matrix product of two arrays, as `numpy.matmul` defines it.
+
+    Parameters
+    ----------
+    x1, x2 : array_like
+        Used where they lie: only another type, byte order or alignment costs a copy here.
+    out : ndarray or tuple of one ndarray, optional
+        Where the result is stored, and what is returned.  It is computed in place if type, layout
+        and memory allow, in a temporary otherwise.
+    casting, order, dtype, subok, **more
+        As for any ufunc.  With keywords other than these and `axes`, NumPy computes.
+
+    Returns
+    -------
+    ndarray or scalar
+        A scalar if both operands have one axis; a subclass where ufuncs return one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.matmul` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
+
+    Notes
+    -----
+    *Types.* float32, float64, complex64 and complex128 products are computed on the device, in
+    that type.  float16 products are computed in float32 and rounded once, at the end.  bool,
+    integer, long double and object products are computed by NumPy.
+
+    *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
+    or an invalid operation in the product: infinities and NaNs appear without a warning.
+
+    *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  Here it need not be, least of
+    all for complex types, where a kernel may add the parts of a product in another order.
+
+    Examples
+    --------
+    >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
+    array([[11.]])
+    """
+    if out is None and dtype is None and not more and order == "K" and subok is True:
+        product = small.matmul(x1, x2) if casting == "same_kind" else None
+        if product is not None:
+            return product
+    values = zip(_DEFAULTS.items(), (out, casting, order, dtype, subok), strict=True)
+    given = {name: value for (name, default), value in values if value is not default} | more
+    if not given and (plain := _plain(x1, x2)) is not None:
+        return plain
+    if type(out) is tuple and len(out) == 1:
+        (out,) = out
+    if any(map(is_device_array, (x1, x2, out))):
+        if given.keys() - {"out"}:
+            raise TypeError("matmul: pyopencl.array.Array operands take no keyword but out")
+        return device_arrays.matmul(x1, x2, out)
+    call = None
+    # Whatever is wrong, NumPy raises it again below, and for its own reason.
+    with contextlib.suppress(TypeError, ValueError, IndexError):
+        _require(more.keys() <= {"axes"} and isinstance(subok, bool))
+        _require(not any(map(_overrides, (x1, x2, out))))
+        call = _check(x1, x2, out, casting, order, dtype, more)
+    if call is None:
+        # An override is shown the keywords of the call, hence only those that the user gave.
+        return host_blas.matmul(x1, x2, **given)
+    _compute(call, fresh=out is None)
+    return wrapped(call.result, x1, x2, out, subok)
+
+
+def _plain(a: Any, b: Any) -> NDArray[Any] | None:
+    """Multiply two plain matrices of one precision; None if that is not what they are."""
+    if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == 2 == b.ndim):
+        return None
+    (m, k), (rows, n), dtype = a.shape, b.shape, a.dtype
+    fits = k == rows and dtype == b.dtype and dtype in BY_DTYPE and m and n and k
+    if not (fits and a.flags.aligned and b.flags.aligned):
+        return None
+    c = np.empty((m, n), dtype)
+    engine.gemm(1.0, a, b, 0.0, c)
+    return c
+
+
+def _require(condition: object) -> None:
+    """Leave the call to NumPy, which has an answer or its own error, unless this holds."""
+    if not condition:
+        raise ValueError
+
+
+def _overrides(x: object) -> bool:
+    """Say whether the type of an operand takes ufunc calls over, or refuses them."""
+    default = np.ndarray.__array_ufunc__
+    return getattr(type(x), "__array_ufunc__", default) is not default
+
+
+def _check(
+    x1: Any, x2: Any, out: Any, casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]
+) -> _Call:
+    """Prepare a call; TypeError or ValueError if it is NumPy's to answer."""
+    x, y = np.asarray(x1), np.asarray(x2)
+    _require(x.ndim and y.ndim and casting in _CASTINGS and order in _ORDERS)
+    _require(out is None or (isinstance(out, np.ndarray) and out.flags.writeable))
+    loop = _loop_dtype(x, y, out, dtype, casting)
+    computed = _SINGLE if loop == _HALF else loop
+    _require(computed in BY_DTYPE)
+    order = _ORDERS[order]
+    if order == "A":
+        order = "F" if x.flags.f_contiguous and y.flags.f_contiguous else "C"
+    home = None  # of the result's core axes, if they are not the last ones
+    if "axes" in more:
+        *sources, home = _core_axes(more["axes"], (min(x.ndim, 2), min(y.ndim, 2)))
+        x, y = (np.moveaxis(z, p, range(-len(p), 0)) for z, p in zip((x, y), sources, strict=True))
+    has_rows, has_columns = x.ndim > 1, y.ndim > 1
+    a, b = (x if has_rows else x[None]), (y if has_columns else y[:, None])
+    (m, k), (rows, n) = a.shape[-2:], b.shape[-2:]
+    batch = _broadcast(a.shape[:-2], b.shape[:-2])
+    _require(k == rows and math.prod((m, n, k, *batch)))
+    core = (m,) * has_rows + (n,) * has_columns
+    result = stacks.empty((a, b), batch + core, loop, order, home) if out is None else out
+    c = np.asarray(result)
+    c = c if home is None else np.moveaxis(c, home, range(-len(core), 0))
+    outer = c.shape[: c.ndim - len(core)]  # may lack leading axes of size 1, as NumPy's may
+    _require(c.size and c.shape == outer + core)
+    _require(math.prod(_broadcast(batch, outer)) == math.prod(outer))
+    c = c[(..., slice(None) if has_rows else None, slice(None) if has_columns else None)]
+    a, b = _cast(a, loop, computed), _cast(b, loop, computed)
+    return _Call(a, b, c, (*batch, m, n), loop, result)
+
+
+def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting: Any) -> Any:
+    """Return the type NumPy would compute in, having checked every cast."""
+    target = None if out is None else out.dtype
+    same = x.dtype == y.dtype and (target is None or target == x.dtype)
+    if dtype is None and same and x.dtype in BY_DTYPE:
+        return x.dtype
+    dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
+    return host_blas.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
+
+
+def _core_axes(axes: Any, counts: tuple[int, int]) -> list[tuple[int, ...]]:
+    """Return the core axes of x1, x2 and the result, as tuples; their range is not checked."""
+    _require(isinstance(axes, list))
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in axes]
+    _require([len(entry) for entry in entries] == [*counts, sum(counts) - 2])
+    _require(not any(isinstance(place, bool) for entry in entries for place in entry))
+    return [tuple(map(operator.index, entry)) for entry in entries]
+
+
+def _broadcast(p: tuple[int, ...], q: tuple[int, ...]) -> tuple[int, ...]:
+    """Broadcast two batch shapes, at little cost where there is nothing to do."""
+    return p if p == q or not q else q if not p else np.broadcast_shapes(p, q)
+
+
+def _cast(x: NDArray[Any], loop: np.dtype[Any], computed: np.dtype[Any]) -> NDArray[Any]:
+    """Convert an operand as NumPy would, and on to the type of the device if that is another."""
+    x = x.astype(loop, copy=False).astype(computed, copy=False)
+    return x if x.flags.aligned else x.copy()
+
+
+def _compute(call: _Call, *, fresh: bool) -> None:
+    """Fill the result: where it lies if the driver can, through a temporary otherwise."""
+    a, b, c, shape, loop, _ = call
+    problems: list[stacks.Problem] = []
+    if c.dtype == a.dtype == loop and c.shape == shape and c.flags.aligned:
+        overlap = not fresh and (np.may_share_memory(c, a) or np.may_share_memory(c, b))
+        problems = [] if overlap else stacks.fold(a, b, c)
+    # A user's array is filled by one driver call or by none: a failure must leave it as it was.
+    count = len(problems)
+    in_place = (count == 1 or (fresh and count)) and stacks.is_direct(problems[0][2])
+    filled = c if in_place else np.empty(shape, a.dtype)
+    for left, right, product in problems if in_place else stacks.fold(a, b, filled):
+        engine.gemm(1.0, left, right, 0.0, product)
+    if not in_place:
+        # The user's casting rule has been checked; this also broadcasts into more batch axes.
+        np.copyto(c, filled.astype(loop, copy=False), casting="unsafe")

@@ -1,0 +1,218 @@
+"""The command line, ``python -m clgemm``: what is here, a demonstration, and the cache."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import signal
+import sys
+import warnings
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from clgemm import blas, settings
+from clgemm._version import __version__
+from clgemm.api.explain import explain, of_shape
+from clgemm.cli import cache, tune, values
+from clgemm.dispatch.route import HOST
+from clgemm.errors import ClgemmError, ClgemmWarning
+from clgemm.host import scipy_blas
+from clgemm.problem import PRECISIONS, Precision
+from clgemm.runtime import device as sessions
+from clgemm.runtime import devices
+from clgemm.tuning import tuner
+from clgemm.tuning.measure import timing
+from clgemm.tuning.measure.verify import random_matrix
+from clgemm.tuning.store import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from clgemm.runtime.device import Session
+    from clgemm.tuning.shapes import Shape
+    from clgemm.tuning.store.store import Store
+
+DEMO_N = 2048
+
+
+def versions() -> str:
+    """Name the versions that a report needs."""
+    packages = " ".join(f"{p} {metadata.version(p)}" for p in ("numpy", "scipy", "pyopencl"))
+    return f"clgemm {__version__}  python {platform.python_version()}  {packages}"
+
+
+def info() -> int:
+    """Print devices, the one in use and why, where parameters come from, and versions."""
+    print(versions())
+    found = devices.find()
+    session = sessions.current() if found else None
+    used = set() if session is None else {s.traits for s in (session, *sessions.others())}
+    print("\ndevices:" if found else "\ndevices: none")
+    for f in found:
+        t = f.traits
+        mark = "*" if t in used else " "
+        print(
+            f" {mark} {t.describe()}: {t.kind}, {t.compute_units} compute units, "
+            f"{8 * t.simd_bytes}-bit SIMD, {t.global_memory / 2**30:.1f} GiB, "
+            f"{'fp64' if t.fp64 else 'no fp64'}, driver {t.driver_version}"
+        )
+    if session is None:
+        print(f"\nno OpenCL device: {devices.INSTALL_HINT}")
+        return 1
+    print(f"\nin use: {session.traits.describe()} ({session.reason})")
+    for other in sessions.others():
+        print(f"and for large products: {other.traits.describe()}")
+    _print_parameters(session)
+    print(f"\n{cache.cache_directory()}")
+    return 0
+
+
+def _print_parameters(session: Session) -> None:
+    traits = session.traits
+    store = lookup.store_for(traits)
+    print("parameters:")
+    for code, precision in PRECISIONS.items():
+        if precision.real == "double" and not traits.fp64:
+            print(f"  {code}: this device has no double precision")
+            continue
+        if not settings.tuning_enabled():
+            tuned = lookup.defaults(traits, precision, "CLGEMM_TUNE=off")
+        else:
+            tuned_or_none = lookup.stored_parameters(store, traits, precision)
+            if tuned_or_none is None:
+                why = _why(store, session, precision)
+                print(f"  {code}: not tuned yet; the first call will{why}")
+                continue
+            tuned = tuned_or_none
+        print(f"  {code}: from {tuned.origin}")
+        for config in tuned.configs:
+            print(f"     {config}")
+
+
+def _why(store: Store, session: Session, precision: Precision) -> str:
+    """Say, in brackets, why what is stored is not used and what is tried first."""
+    why = lookup.why_unused(store, session.traits, precision)
+    first = len(lookup.starting_points(store, session.traits, precision))
+    known = f"known configurations, tried first: {first}" if first else ""
+    text = "; ".join(filter(None, (why, known)))
+    return f" ({text})" if text else ""
+
+
+def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
+    """Multiply matrices with clgemm and with SciPy, compare results and print times.
+
+    Returns
+    -------
+    int
+        0 if every result agreed with SciPy's within the error bound.
+    """
+    print(versions())
+    session = sessions.current()
+    if session is None:
+        print("no device can be used in this process")
+        return 1
+    print(f"device: {session.traits.describe()} ({session.reason})\n")
+    supported = [PRECISIONS[c] for c in codes if session.traits.fp64 or c in "sc"]
+    for precision in supported:
+        origin = tuner.tuned_for(session, precision.code).origin
+        print(f"{precision.code}gemm: parameters {origin}", flush=True)
+    title = f"n = {n}"
+    print(f"\n{title:8} {'SciPy':>20} {'clgemm':>20} {'speed-up':>9}  error / bound")
+    good = True
+    for precision in supported:
+        good &= _demo_line(precision, n)
+    print("\nall results agree with SciPy" if good else "\nA RESULT IS WRONG", flush=True)
+    return 0 if good else 1
+
+
+def _demo_line(precision: Precision, n: int) -> bool:
+    rng = np.random.default_rng(1)
+    a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
+    ours = getattr(blas, precision.code + "gemm")
+    theirs = scipy_blas.gemm(precision.code)
+    bound = 2 * n * precision.eps * (np.abs(a) @ np.abs(b))
+    error = float(np.max(np.abs(ours(1.0, a, b) - theirs(1.0, a, b)) / bound))
+    times = timing.side_by_side(
+        {
+            "SciPy": lambda: theirs(1.0, a, b),
+            "clgemm": lambda: ours(1.0, a, b),
+        }
+    )
+    flops = 2 * n**3 * (4 if precision.is_complex else 1)
+    columns = "".join(
+        f"{1e3 * t.median:9.2f} ms{flops / t.median / 1e9:5.0f} GF/s" for t in times.values()
+    )
+    ratio = times["SciPy"].median / times["clgemm"].median
+    noisy = "  (noisy machine)" if any(t.noisy for t in times.values()) else ""
+    if explain(a, b, np.empty((n, n), precision.dtype, "F")).route == HOST:
+        noisy += "  (left to SciPy, which is as fast here)"
+    print(f"{precision.code}gemm    {columns} {ratio:8.2f}x  {error:.1e}{noisy}", flush=True)
+    return error <= 1
+
+
+def print_explanations(codes: str, sizes: Sequence[Shape]) -> int:
+    """Print where column-major products would run; return the exit status."""
+    for size in sizes:
+        for code in codes:
+            print(of_shape(code, size.m, size.n, size.k), flush=True)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="clgemm", description=__doc__)
+    top.add_argument("--version", action="version", version=versions())
+    top.add_argument("-v", "--verbose", action="store_true", help="log what happens")
+    commands = top.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="devices, parameters, versions")
+    cache.add_parser(commands)
+    tune.add_parser(commands)
+    e = commands.add_parser("explain", help="where a product would run, and why")
+    e.add_argument("sizes", nargs="+", type=values.size, metavar="MxNxK")
+    _add_precision(e, "--precision")
+    d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
+    d.add_argument("--n", type=values.count, default=DEMO_N, help="size of the square matrices")
+    _add_precision(d, "--precision", "--precisions")
+    return top
+
+
+def _add_precision(command: argparse.ArgumentParser, *names: str) -> None:
+    command.add_argument(*names, default="sdcz", type=values.letters, help="BLAS letters, e.g. sd")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    arguments = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(name)s: %(message)s"
+    )
+    warnings.simplefilter("always", ClgemmWarning)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()  # what cannot be written is known here, not after the interpreter's end
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("clgemm: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except (ClgemmError, MemoryError, OSError) as error:
+        print(f"clgemm: error: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "info":
+        return info()
+    if arguments.command == "cache":
+        return cache.run(arguments)
+    if arguments.command == "tune":
+        return tune.run(arguments)
+    if arguments.command == "explain":
+        return print_explanations(arguments.precision, arguments.sizes)
+    return demo(arguments.n, arguments.precision)

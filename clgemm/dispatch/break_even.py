@@ -1,0 +1,243 @@
+"""Measures where the device breaks even with the host's BLAS, once, and remembers it.
+
+The times are those of whole calls, launches and transfers included.  They are kept beside the
+device's tuned parameters in a file of their own, with what they depend on: the host and its BLAS,
+and the parameters in use.  A change of either measures again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from clgemm import settings
+from clgemm.dispatch.times import BreakEven, Curve
+from clgemm.host import identity, scipy_blas
+from clgemm.tuning import tuner
+from clgemm.tuning.measure import timing
+from clgemm.tuning.store import lookup
+from clgemm.tuning.store.files import cached_json, replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from clgemm.dispatch.times import Shape
+    from clgemm.problem import Precision
+    from clgemm.runtime.device import Session
+    from clgemm.tuning.store.store import Store
+
+    Gemm2D = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], object]
+    Gemm2 = Callable[[NDArray[Any], NDArray[Any]], object]
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 2
+SHAPES: tuple[Shape, ...] = (
+    (8, 8, 8), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 8, 2048), (128, 128, 128),
+    (1, 512, 512), (512, 1, 512), (512, 512, 1), (192, 192, 192), (16, 512, 512), (512, 16, 512),
+    (512, 512, 16), (256, 256, 256), (64, 64, 2048), (512, 512, 512), (1024, 1024, 1024),
+)  # fmt: skip
+"""Small first: what would take too long is left out, with all that is larger."""
+ELEMENTS = 1024**2
+ROUNDS = 2  # of each side: a burst of foreign load spoils one of them
+RETRIES = 3  # before larger shapes are given up
+LEAST, MOST = 2, 8  # runs of each side, shape and round
+BLOCK_SECONDS = 0.001  # of them in all, if they are short
+LONG = 0.003  # seconds: longer products are timed in the first round only
+LONGEST = 0.025  # seconds that one product may take
+ENOUGH = 4  # measurements on a busy machine, of which the least times stay
+MOST_SECONDS = 0.45
+"""Of one measurement, builds of kernels aside, and half of it for each side: noise makes threads
+that spin wait for each other, at up to ten times what a quiet machine needs.  What is left out
+then, the second round and the largest shapes, is measured by later processes."""
+BUILD_SECONDS = 0.1  # a first run that takes longer has built a kernel
+
+
+class _Measured(NamedTuple):
+    """What is stored of one precision."""
+
+    times: BreakEven
+    tries: int
+    """How often it was measured on a busy machine, `ENOUGH` if on a quiet one."""
+
+    @property
+    def settled(self) -> bool:
+        """Tell whether a process need not measure again."""
+        return self.tries >= ENOUGH
+
+
+def break_evens(session: Session, precision: Precision, on_device: Gemm2D) -> BreakEven | None:
+    """Return what was measured of a precision on a device; the first call measures.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    precision : Precision
+        What is multiplied.
+    on_device : callable
+        Computes ``c[...] = a @ b`` on the device, transfers included.
+
+    Returns
+    -------
+    BreakEven or None
+        None with ``CLGEMM_TUNE=off``: nothing is measured then, nor read.
+    """
+    if not settings.tuning_enabled():
+        return None
+    code = precision.code
+    tuned = tuner.tuned_for(session, code)
+    known = session.break_evens.get(code)
+    if known is not None and known[0] is tuned:
+        return known[1]
+    with session.measuring:
+        known = session.break_evens.get(code)
+        if known is None or known[0] is not tuned:
+            stamp = {"host": identity.identity(), "parameters": _digest(tuned.configs)}
+            found = _read_or_measure(session, precision, stamp, on_device)
+            known = session.break_evens[code] = tuned, found
+    return known[1]
+
+
+def _digest(configs: object) -> str:
+    return hashlib.sha256(repr(configs).encode()).hexdigest()[:16]
+
+
+def _path(store: Store) -> Path:
+    return store.path.with_name(f"{store.path.stem}.route")
+
+
+def _read_or_measure(
+    session: Session, precision: Precision, stamp: dict[str, Any], on_device: Gemm2D
+) -> BreakEven:
+    store, name = lookup.store_for(session.traits), lookup.entry_name(precision)
+    found = _read(store, name, stamp)
+    if found is not None and found.settled:
+        return found.times
+    # One process after the other: side by side they would measure each other.
+    with store.turn(f"{name}-route", MOST_SECONDS, lambda _seconds: None):
+        before = _read(store, name, stamp)
+        if before is not None and (before.settled or before != found):
+            return before.times
+        neighbours, start = timing.Neighbours(), time.perf_counter()
+        times = measured(precision, on_device)
+        busy = neighbours.share() > timing.FOREIGN_SHARE * identity.usable_cores()
+        log.info(
+            "measured where %sgemm breaks even with the host's BLAS in %.2f s%s",
+            precision.code, time.perf_counter() - start, " on a busy machine" if busy else "",
+        )  # fmt: skip
+        tries = (before.tries if before is not None else 0) + 1
+        if busy and before is not None:
+            times = times.least(before.times)
+        found = _Measured(times, tries if busy else ENOUGH)
+        _write(store, name, stamp, found)
+    return found.times
+
+
+def _entries(store: Store) -> dict[str, Any]:
+    """Read what is stored; nothing where that cannot be read."""
+    data = cached_json(_path(store))
+    good = isinstance(data, dict) and data.get("schema") == SCHEMA
+    entries = data.get("precisions") if good else None
+    return entries if isinstance(entries, dict) else {}
+
+
+def _read(store: Store, name: str, stamp: dict[str, Any]) -> _Measured | None:
+    entry: Any = _entries(store).get(name)
+    try:
+        if entry["stamp"] != stamp or not identity.is_as_noted(entry["library"]):
+            return None
+        sides = (Curve.from_json(entry[side]) for side in BreakEven._fields)
+        return _Measured(BreakEven(*sides), int(entry["tries"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> None:
+    sides = {side: curve.as_json() for side, curve in found.times._asdict().items()}
+    head = {"stamp": stamp, "library": identity.library(), "tries": found.tries}
+    entries = _entries(store) | {name: head | sides}
+    try:
+        replace(_path(store), {"schema": SCHEMA, "precisions": entries})
+    except OSError as error:  # a later process measures again, which is cheap
+        log.debug("break-evens cannot be kept in %s: %s", _path(store), error)
+
+
+def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
+    """Time whole products of a few shapes on both sides.
+
+    Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
+    only adds: the least time stands for each.
+    """
+    rng = np.random.default_rng(11)
+    a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
+    routine = scipy_blas.gemm(precision.code)
+
+    def by_device(x: NDArray[Any], y: NDArray[Any]) -> None:
+        on_device(x, y, np.empty((x.shape[0], y.shape[1]), x.dtype, "F"))
+
+    def by_host(x: NDArray[Any], y: NDArray[Any]) -> None:
+        routine(1.0, x, y)
+
+    host: dict[Shape, float] = {}
+    device: dict[Shape, float] = {}
+    for gemm, times in ((by_device, device), (by_host, host)):
+        start = time.perf_counter()
+        timing.settle(MOST_SECONDS / 4)
+        left = MOST_SECONDS / 2 - (time.perf_counter() - start)
+        for _ in range(ROUNDS):
+            left -= _pass(gemm, a, b, times, left)
+    return BreakEven(Curve.fitted(host), Curve.fitted(device))
+
+
+def _pass(
+    gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float], most: float
+) -> float:
+    """Time every shape that is not too large, or was timed before and is not long.
+
+    Returns
+    -------
+    float
+        The seconds that this took, builds aside: about `most` at the most.
+    """
+    again, spent = bool(least), 0.0
+    for place, shape in enumerate(list(least) if again else SHAPES):
+        if again and min(list(least.values())[place:]) > LONG:
+            break
+        m, n, k = shape
+        x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
+        for _ in range(RETRIES):
+            if least and spent > most:
+                return spent
+            times = _timed(gemm, x, y)
+            spent += sum(times) - (times[0] if times[0] > BUILD_SECONDS else 0)
+            least[shape] = min(least.get(shape, math.inf), *times)
+            if again or _next(shape, least[shape]) <= LONGEST:
+                break
+        else:  # what is larger would take too long, and not for a moment's noise alone
+            break
+    return spent
+
+
+def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
+    """Return the seconds of a few runs, of which the very first may have built a kernel."""
+    found: list[float] = []
+    while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST):
+        before = time.perf_counter()
+        gemm(x, y)
+        found.append(time.perf_counter() - before)
+    return found
+
+
+def _next(shape: Shape, seconds: float) -> float:
+    """Predict the seconds of the shape that follows one, at the same rate."""
+    following = SHAPES[SHAPES.index(shape) + 1 :]
+    return seconds * math.prod(following[0]) / math.prod(shape) if following else 0.0

@@ -1,0 +1,91 @@
+"""The same gemm by SciPy's own BLAS: for problems too small for a device, and as the reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.host import scipy_blas
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clgemm.problem import Operand
+
+
+matmul = np.matmul
+"""NumPy's own, even where a program puts clgemm's in its place."""
+
+PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-C
+NARROWEST = 64  # columns that a call needs to be fast
+
+
+def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
+    """Compute ``c[...] = alpha * a @ b + beta * c``, matrix by matrix.
+
+    Parameters
+    ----------
+    code : str
+        BLAS letter of the precision.
+    alpha, beta : complex
+        Scalars; beta == 0 means that `c` is not read.
+    a, b : Operand
+        Of shapes (m, k) and (k, n), or stacks of them.
+    c : ndarray of shape (m, n), or a stack
+        Overwritten.
+    """
+    if c.ndim > 2 and alpha == 1 and beta == 0 and not (a.conj or b.conj):
+        matmul(a.data, b.data, out=c)  # loops in C
+        return
+    routine = scipy_blas.gemm(code)
+    if c.ndim == 2:
+        _one(routine, alpha, a.data, a.conj, b.data, b.conj, beta, c)
+        return
+    for x, y, z in zip(a.data, b.data, c, strict=True):
+        _one(routine, alpha, x, a.conj, y, b.conj, beta, z)
+
+
+def _one(
+    routine: Any,
+    alpha: complex,
+    a: NDArray[Any],
+    conj_a: bool,
+    b: NDArray[Any],
+    conj_b: bool,
+    beta: complex,
+    c: NDArray[Any],
+) -> None:
+    if c.flags.c_contiguous and not c.flags.f_contiguous:
+        # C.T = op(B).T @ op(A).T is written in place.
+        a, conj_a, b, conj_b, c = b.T, conj_b, a.T, conj_a, c.T
+    a, trans_a = _operand(a, conj_a)
+    b, trans_b = _operand(b, conj_b)
+    panels = _panels(c, a.size // c.shape[0])
+    if len(panels) > 1:
+        a = np.asfortranarray(a)  # not anew for each panel
+    for columns in panels:
+        panel, right = c[:, columns], b[columns] if trans_b else b[:, columns]
+        in_place = panel.flags.f_contiguous and panel.flags.aligned
+        kept = panel if beta != 0 or in_place else None
+        result = routine(
+            alpha, a, right, beta=beta, c=kept, trans_a=trans_a, trans_b=trans_b,
+            overwrite_c=in_place,
+        )  # fmt: skip
+        if result is not panel:
+            panel[...] = result
+
+
+def _panels(c: NDArray[Any], k: int) -> list[slice]:
+    """Cut C into columns such that each panel takes a fraction of a second."""
+    m, n = c.shape
+    column = 2 * m * k * (4 if c.dtype.kind == "c" else 1)
+    width = n if n * column <= PANEL_FLOPS else max(NARROWEST, int(PANEL_FLOPS / column))
+    return [slice(start, start + width) for start in range(0, n, width)]
+
+
+def _operand(x: NDArray[Any], conj: bool) -> tuple[NDArray[Any], int]:
+    """Give the array and the BLAS flag (0 N, 1 T, 2 C) that stand for `x`, conjugated or not."""
+    if conj:
+        return (x.T, 2) if x.flags.c_contiguous else (np.conj(x), 0)
+    return (x.T, 1) if x.flags.c_contiguous else (x, 0)

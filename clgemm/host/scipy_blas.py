@@ -1,0 +1,94 @@
+"""SciPy's BLAS, imported by the first call that needs it, and nowhere else.
+
+Importing `scipy.linalg` takes as long as all else that a process does until its first product on a
+device is there; such a product needs none of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_NAME = "scipy.linalg.blas"
+
+
+@functools.cache
+def module() -> ModuleType:
+    """Return `scipy.linalg.blas`; threads that ask for it at once wait for one import."""
+    return importlib.import_module(_NAME)
+
+
+def package() -> ModuleType:
+    """Return `scipy` itself, which is soon imported."""
+    return importlib.import_module("scipy")
+
+
+def is_loaded() -> bool:
+    """Tell whether anybody imported it, or the library that is behind it."""
+    return _NAME in sys.modules or f"{_NAME.rpartition('.')[0]}._fblas" in sys.modules
+
+
+@functools.cache
+def gemm(code: str) -> Any:
+    """Return SciPy's own gemm of a precision, whatever a program has put in its place since."""
+    return _own(f"{code}gemm", extension(), module())
+
+
+@functools.cache
+def get_blas_funcs() -> Any:
+    """Return SciPy's own `get_blas_funcs`, likewise."""
+    return _own("get_blas_funcs", module(), importlib.import_module("scipy.linalg"))
+
+
+@functools.cache
+def copies_keep_class() -> bool:
+    """Tell whether a result that SciPy could not write into `c` is of the class of `c`."""
+
+    class Subclass(np.ndarray):
+        pass
+
+    c = np.zeros((1, 1), np.float32, "F")
+    return isinstance(gemm("s")(1.0, c, c, c=c.view(Subclass)), Subclass)
+
+
+def _own(name: str, *places: Any) -> Any:
+    """Return the first function of that name that is not clgemm's."""
+    for place in places:
+        found = getattr(place, name, None)
+        module_name = str(getattr(found, "__module__", ""))
+        if found is not None and module_name.partition(".")[0] != __name__.partition(".")[0]:
+            return found
+    raise RuntimeError(
+        f"clgemm cannot find SciPy's own {name}, because it was replaced by clgemm's everywhere: "
+        "import scipy.linalg before clgemm"
+    )
+
+
+def extension() -> Any:
+    """Return the compiled module behind it, None where there is none."""
+    return getattr(module(), "_fblas", None)
+
+
+def _take() -> None:
+    """Take SciPy's functions before a program can replace them."""
+    for code in "sdcz":
+        gemm(code)
+    get_blas_funcs()
+
+
+def error_class() -> type[Exception]:
+    """Return the class of what SciPy's wrappers raise, which is no ValueError."""
+    generated = extension()
+    found: Any = getattr(generated, "__fblas_error", None) or getattr(generated, "error", None)
+    return cast("type[Exception]", found or Exception)
+
+
+if _NAME in sys.modules:
+    _take()

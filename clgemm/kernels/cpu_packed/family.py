@@ -1,0 +1,260 @@
+"""The `cpu_packed` family: BLIS' loops in one launch, for CPU devices.
+
+A call is cut into tiles of C that the work-groups, one a compute unit, take from a counter.  The
+cut is a small cost model in multiplications per step of k: a tile of mt x nt costs mt * nt for its
+micro-kernels, and packing its operands as much as `PACK_COST` multiplications an element of A and
+of B; the worst-loaded worker decides.  With 8 to 64 units this gives a grid near the square that
+has the fewest packed elements, as in Smith et al., "Anatomy of High-Performance Many-Threaded
+Matrix Multiplication" (IPDPS 2014), except that workers do not share packed panels: each packs its
+own, which costs PACK_COST * (1/mt + 1/nt) of the time, 25 % for tiles of 512 x 512 by this
+pessimistic price and the reason not to cut finer than the units need.  One tile a worker is the
+fastest on a quiet machine; `TURNS` cuts finer where cores are uneven or busy, at 3 to 6 %
+(measured on 2 cores), and the tuner decides.
+
+B counts less than A while the slice of it that a tile walks through stays in the cache, and more
+when it does not: 256 x 256 is cut along M, 2048 x 2048 along N (each measured 3 to 7 % faster).
+
+Where M and N are too small for the units, K is cut as well.  A part then writes a partial tile,
+and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
+where it is long.
+
+B is read where it lies if it is real and not transposed; `packs_b` has the exceptions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from clgemm.kernels.costs import Costs
+from clgemm.kernels.family import (
+    CANCEL,
+    CELL_STEP,
+    GEMM_SIGNATURE,
+    Config,
+    KernelFamily,
+    Plan,
+    Step,
+    gemm_args,
+    precision_of,
+    round_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clgemm.problem import Gemm, Precision
+    from clgemm.traits import DeviceTraits
+
+PACK_COST = 64  # multiplications that packing one element is worth
+ADD_COST = 64  # and writing and adding one element of a partial tile
+SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level cache
+NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
+PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster than 6 at d 4096
+CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
+MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
+PARTIAL_BYTES = 1 << 20  # the largest partial tile
+PLANNED = frozenset({"KC", "BLOCK_KB", "TURNS"})  # parameters of the plan, not of the kernel
+NARROWEST = 256  # columns of a tile that is cut once more so that a busy core can take fewer
+VECTORS = 32  # SIMD registers the widest CPUs have; AVX2 and NEON compilers spill beyond 16
+WIDE_BYTES = 64  # AVX-512
+SCRATCH_ALIGN = 512  # reals; keeps every panel on a cache line
+
+
+class Tiles(NamedTuple):
+    """How a problem is cut."""
+
+    mt: int
+    nt: int
+    kt: int
+    """Rows, columns and depth of a part."""
+    mc: int
+    """Rows of a block of A."""
+    kc: int
+    """Depth of a slice."""
+    tiles: int
+    parts: int
+    """Parts along K of each tile."""
+
+
+class _Cut(NamedTuple):
+    """In how many parts each dimension is cut."""
+
+    m: int
+    n: int
+    k: int
+
+
+class CpuPacked(KernelFamily):
+    """GotoBLAS/BLIS blocking with fused packing and one work-item a work-group."""
+
+    name: ClassVar[str] = "cpu_packed"
+    files: ClassVar[tuple[str, ...]] = (
+        "cpu_packed/pack.cl",
+        "cpu_packed/micro_kernel.cl",
+        "cpu_packed/gemm.cl",
+    )
+
+    def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """CPU devices: on others a work-group of one would waste the machine."""
+        return traits.kind == "cpu" and (traits.fp64 or precision.real == "float")
+
+    def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
+        """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""
+        widest = traits.simd_bytes // precision.real_bytes
+        mv = (1, 2, 3) if precision.is_complex else (3, 2, 4, 1)
+        return {
+            "VW": (widest,),
+            "MR": tuple(widest * v for v in mv),
+            "NR": (12, 8, 6, 14, 24, 4) if precision.is_complex else (8, 12, 6, 14, 24, 4),
+            "KU": (4, 8),
+            "KC": (384, 256, 512),
+            "BLOCK_KB": (256, 512),
+            "TURNS": (1, 2),
+            "PACK_B": (1,) if precision.is_complex else (0, 1),
+            "PREFETCH_C": (int(traits.clang_builtins),),
+        }
+
+    def default(self, traits: DeviceTraits, precision: Precision) -> Config:
+        """Give a tile that fills the registers: 32 of them with AVX-512, 16 with AVX2 or NEON."""
+        widest = traits.simd_bytes // precision.real_bytes
+        vectors, columns = (1, 12) if precision.is_complex else (3, 8)
+        if traits.simd_bytes < WIDE_BYTES:
+            vectors, columns = (1 if precision.is_complex else 2), 6
+        return Config.of(
+            self.name,
+            {
+                "VW": widest,
+                "MR": widest * vectors,
+                "NR": columns,
+                "KU": 4,
+                "KC": 384,
+                "BLOCK_KB": 256,
+                "TURNS": 1,
+                "PACK_B": int(precision.is_complex),
+                "PREFETCH_C": int(traits.clang_builtins),
+            },
+        )
+
+    def broken_rules(
+        self, traits: DeviceTraits, precision: Precision, config: Config
+    ) -> Iterator[str]:
+        """Yield what keeps a configuration from being fast or legal."""
+        vw, mr, nr = config["VW"], config["MR"], config["NR"]
+        if vw not in {2, 4, 8, 16} or (precision.is_complex and vw < 2):
+            yield "VW is a vector width of OpenCL"
+            return
+        vectors = mr // vw * (2 if precision.is_complex else 1)
+        registers = VECTORS if traits.simd_bytes >= WIDE_BYTES else VECTORS // 2
+        if mr % vw:
+            yield "MR is a multiple of VW"
+        if vectors * nr + vectors + 1 > registers:
+            yield "the micro-tile, a column of A and one element of B fit the registers"
+        if vectors * nr * 2 < registers:
+            yield "the micro-tile uses at least half of the registers"
+        if config["KC"] % config["KU"]:
+            yield "KC is a multiple of KU"
+
+    def tiles(self, traits: DeviceTraits, g: Gemm, config: Config) -> Tiles:
+        """Cut a problem for the device's compute units."""
+        mr, itemsize = config["MR"], precision_of(g).itemsize
+        cut = min(
+            self._cuts(traits, g, config), key=lambda cut: (_cost(traits, g, config, cut), cut)
+        )
+        cut_n = cut.n
+        if g.batch == 1 and cut.k == 1 and g.n >= cut_n * config["TURNS"] * NARROWEST:
+            cut_n *= config["TURNS"]
+        mt, nt = _tile(g, config, cut.m, cut_n)
+        kt = round_up(-(-g.k // cut.k), config["KU"])
+        kc = round_up(-(-kt // -(-kt // config["KC"])), config["KU"])
+        mc = max(mr, (config["BLOCK_KB"] << 10) // (kc * itemsize) // mr * mr)
+        mc = round_up(-(-mt // -(-mt // mc)), mr)  # equal blocks instead of a small last one
+        tiles = -(-g.m // mt) * -(-g.n // nt) * g.batch
+        return Tiles(mt, nt, kt, mc, kc, tiles, -(-g.k // kt))
+
+    def _cuts(self, traits: DeviceTraits, g: Gemm, config: Config) -> Iterator[_Cut]:
+        """Yield the ways to cut that may be the best."""
+        units, kc = traits.compute_units, config["KC"]
+        m_panels, n_panels = -(-g.m // config["MR"]), -(-g.n // config["NR"])
+        panel = min(g.k, kc) * precision_of(g).itemsize * config["NR"]
+        widest = max(1, PANELS_BYTES // panel) if self.packs_b(g, config) else n_panels
+        for cut_m in range(1, min(units, m_panels) + 1):
+            for wish in {1, -(-units // cut_m), -(-2 * units // cut_m)}:
+                cut_n = min(n_panels, max(-(-n_panels // widest), wish))
+                yield _Cut(cut_m, cut_n, 1)
+                cut_k = min(units // (cut_m * cut_n), g.k // kc)
+                fits = g.m * g.n * precision_of(g).itemsize <= PARTIAL_BYTES * cut_m * cut_n
+                if g.batch == 1 and cut_k > 1 and cut_m * cut_n < CELL_STEP - CANCEL and fits:
+                    yield _Cut(cut_m, cut_n, cut_k)
+
+    @staticmethod
+    def packs_b(g: Gemm, config: Config) -> bool:
+        """Tell whether B is packed: where its rows would be streams of their own it always is.
+
+        So is a B whose columns fall on the same few cache sets, if there are more of them than an
+        8-way cache has room for (12 of them at n = 512: 16 % slower), or if there are enough rows
+        to pay for it.
+        """
+        alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
+        crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
+        return bool(config["PACK_B"] or g.trans_b or (alike and crowded))
+
+    def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
+        """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
+        g, units = problem, traits.compute_units
+        p = dict(config.params)
+        rows, half = round_up(g.m, p["VW"]), max(1, p["NR"] // 2)
+        columns = round_up(g.n, half)
+        panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
+        packed = g.m + (g.n if self.packs_b(g, config) else 0)
+        return Costs(
+            1,
+            g.k,
+            rows * columns * g.k * g.batch / units,
+            -(-panels // units) * p["MR"] * p["NR"] * g.k,
+            packed * g.k * g.batch,
+            g.m * g.n * g.batch * -(-g.k // p["KC"]),
+        )
+
+    def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
+        """Lay out one launch of as many workers as there are compute units and tiles."""
+        precision = precision_of(problem)
+        tiles = self.tiles(traits, problem, config)
+        workers = min(traits.compute_units, tiles.tiles * tiles.parts)
+        packs_b = self.packs_b(problem, config)
+        width = tiles.mc + config["MR"] + (tiles.nt + config["NR"] if packs_b else 0)
+        elements = width * tiles.kc
+        reals = elements * (2 if precision.is_complex else 1)
+        # The odd cache lines keep the workers' scratch off the same cache sets.
+        stride = round_up(reals, SCRATCH_ALIGN) + 64
+        defines = {k: v for k, v in config.params if k not in PLANNED}
+        defines["PACK_B"] = int(packs_b)
+        defines["CLANG_BUILTINS"] = int(traits.clang_builtins)
+        spec = self.spec(
+            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiiii"
+        )
+        args = (
+            *gemm_args(problem), "counters", "cell",
+            "scratch", stride, tiles.mt, tiles.nt, tiles.kt, tiles.mc, tiles.kc,
+        )  # fmt: skip
+        step = Step(spec, (workers,), (1,), args)
+        partials = tiles.tiles * tiles.parts * tiles.mt * tiles.nt if tiles.parts > 1 else 0
+        scratch_bytes = stride * workers * precision.real_bytes + partials * precision.itemsize
+        return Plan((step,), scratch_bytes, counts=True)
+
+
+def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:
+    """Return rows and columns of a tile, such that the last micro-tiles are narrow, not empty."""
+    return (
+        round_up(-(-g.m // cut_m), config["VW"]),
+        round_up(-(-g.n // cut_n), max(1, config["NR"] // 2)),
+    )
+
+
+def _cost(traits: DeviceTraits, g: Gemm, config: Config, cut: _Cut) -> float:
+    """Estimate the time of the worst-loaded worker, in multiplications."""
+    itemsize, (mt, nt) = precision_of(g).itemsize, _tile(g, config, cut.m, cut.n)
+    turns = -(-cut.m * cut.n * cut.k * g.batch // traits.compute_units)
+    near = min(g.k, config["KC"]) * nt * itemsize <= SLICE_BYTES
+    price = mt * nt + PACK_COST * (mt + nt * (NEAR if near else FAR))
+    adding = ADD_COST * mt * nt * cut.k if cut.k > 1 else 0
+    return turns * price * (g.k / cut.k) + adding

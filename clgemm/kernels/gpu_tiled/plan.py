@@ -1,0 +1,196 @@
+"""How `gpu_tiled` lays out one problem: packing, macro-tiles, parts of k, scratch memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from clgemm.kernels.family import (
+    GEMM_SIGNATURE,
+    KernelSpec,
+    Plan,
+    Step,
+    gemm_args,
+    precision_defines,
+    precision_of,
+    round_up,
+)
+from clgemm.kernels.gpu_tiled.tiling import MOST_TURNS, count_tiles, items, most_parts
+from clgemm.problem import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from clgemm.problem import Gemm
+    from clgemm.traits import DeviceTraits
+
+PACK_EDGE = 768  # m*n / (m+n) from which on packing takes less than a tenth of the time
+PACK_ODD = 2  # value of PACK: pack only what is read badly where it lies
+PANEL_ALIGN = 64  # elements; keeps the pieces of scratch memory on a cache line
+TILE_DEFINES = (
+    "MC",
+    "NC",
+    "KC",
+    "MR",
+    "NR",
+    "PAD",
+    "SLICED_K",
+    "LOCAL_A",
+    "LOCAL_B",
+    "TURN_A",
+    "TURN_B",
+)
+LOOP_DEFINES = ("VW", "LANES_M", "ZORDER", "GROUP_M", "STAGES", "AHEAD")
+SUM_ITEMS = 64
+KERNEL_FILES: dict[str, tuple[str, ...]] = {
+    "gpu_tiled": ("gpu_tiled/tile.cl", "gpu_tiled/micro_tile.cl", "gpu_tiled/gemm.cl"),
+    "gpu_tile_pack": ("gpu_tiled/tile.cl", "gpu_tiled/pack.cl"),
+    "gpu_tile_sum": ("gpu_tiled/sum.cl",),
+}
+
+
+def _divides(width: int, itemsize: int, traits: DeviceTraits, *numbers: int) -> bool:
+    """Tell whether all addresses of vectors are multiples of their width."""
+    aligned = ALIGNMENT if traits.unified_memory else width * itemsize
+    return width * itemsize <= aligned and not any(number % width for number in numbers)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One problem, cut for one device."""
+
+    traits: DeviceTraits
+    g: Gemm
+    p: Mapping[str, int]
+    """The configuration's parameters, `fitted`."""
+
+    @property
+    def _slices(self) -> int:
+        return -(-self.g.k // self.p["KC"])
+
+    @property
+    def _panels(self) -> tuple[int, int]:
+        """Panels of A and of B: a matrix that repeats in a stack is packed once."""
+        g = self.g
+        return (
+            -(-g.m // self.p["MC"]) * (g.batch if g.stride_a else 1),
+            -(-g.n // self.p["NC"]) * (g.batch if g.stride_b else 1),
+        )
+
+    @property
+    def packed_elements(self) -> tuple[int, int]:
+        """Elements of packed A and packed B."""
+        depth = self._slices * self.p["KC"]
+        panels_a, panels_b = self._panels
+        return (
+            round_up(panels_a * self.p["MC"] * depth, PANEL_ALIGN),
+            round_up(panels_b * self.p["NC"] * depth, PANEL_ALIGN),
+        )
+
+    @property
+    def packed(self) -> bool:
+        """Whether packing pays and there is memory for it."""
+        g = self.g
+        if not self.p["PACK"] or most_parts(self.traits, g, self.p) > 1:
+            return False
+        if self.p["PACK"] == PACK_ODD and not self._reads_badly:
+            return False
+        room = min(self.traits.max_allocation, self.traits.global_memory // 4)
+        fits = sum(self.packed_elements) * precision_of(g).itemsize <= room
+        return fits and g.m * g.n >= PACK_EDGE * (g.m + g.n)
+
+    @property
+    def _reads_badly(self) -> bool:
+        """Whether operands cannot be read as vectors, or turning both costs work-groups.
+
+        Both are turned in a TN product.  That takes registers, so fewer macro-tiles run at a time,
+        which matters as long as there are few.
+        """
+        few = count_tiles(self.g, self.p) < MOST_TURNS * self.traits.compute_units
+        return self._vector_width == 1 or (few and self.g.trans_a and not self.g.trans_b)
+
+    @property
+    def part(self) -> int:
+        """Slices of a part of k; all of them where there are macro-tiles enough."""
+        return -(-self._slices // most_parts(self.traits, self.g, self.p))
+
+    def plan(self) -> Plan:
+        """Lay out the launches."""
+        g, packed = self.g, self.packed
+        parts = -(-self._slices // max(1, self.part))
+        at_b, elements_b = self.packed_elements if packed else (0, 0)
+        at_c = at_b + elements_b
+        scratch = at_c + (parts * g.m * g.n * g.batch if parts > 1 else 0)
+        steps = [self._gemm(packed, parts, at_b, at_c)]
+        if packed:
+            steps.insert(0, self._pack(at_b))
+        if parts > 1:
+            steps.append(self._sum(at_c, parts))
+        return Plan(tuple(steps), scratch * precision_of(g).itemsize)
+
+    def _spec(self, name: str, more: str, defines: Mapping[str, int]) -> KernelSpec:
+        defines = precision_defines(precision_of(self.g)) | dict(defines)
+        return KernelSpec(
+            KERNEL_FILES[name], name, tuple(sorted(defines.items())), GEMM_SIGNATURE + more
+        )
+
+    @property
+    def _vector_width(self) -> int:
+        """Width of global reads of the operands where they lie."""
+        g = self.g
+        steps_a = (g.k if g.trans_a else g.m, g.lda, g.stride_a, g.offset_a)
+        steps_b = (g.n if g.trans_b else g.k, g.ldb, g.stride_b, g.offset_b)
+        itemsize, width = precision_of(g).itemsize, self.p["VG"]
+        fits = g.aligned and _divides(width, itemsize, self.traits, *steps_a, *steps_b)
+        return width if fits else 1
+
+    def _read_defines(self) -> dict[str, int]:
+        """Say how operands are read where they lie."""
+        g, p = self.g, self.p
+        largest = max(p["MC"], p["NC"], p["KC"])
+        return {
+            "TRANS_A": int(g.trans_a),
+            "TRANS_B": int(g.trans_b),
+            "VG": self._vector_width,
+            "FAR": int((max(g.lda, g.ldb) + 1) * largest >= 2**31),
+        }
+
+    def _pack(self, at_b: int) -> Step:
+        tile = {name: self.p[name] for name in TILE_DEFINES}
+        spec = self._spec("gpu_tile_pack", "pl", tile | self._read_defines())
+        groups = sum(self._panels) * self._slices
+        args = (*gemm_args(self.g), "scratch", at_b)
+        return Step(spec, (groups * items(self.p),), (items(self.p),), args)
+
+    def _gemm(self, packed: bool, parts: int, at_b: int, at_c: int) -> Step:
+        g, p, itemsize = self.g, self.p, precision_of(self.g).itemsize
+        steps_c = (g.m,) if parts > 1 else (g.ldc, g.stride_c, g.offset_c)
+        defines = {name: p[name] for name in TILE_DEFINES + LOOP_DEFINES} | {
+            "KU": p["KU"] or p["KC"] // p["SLICED_K"],
+            "PACKED": int(packed),
+            "SPLIT": int(parts > 1),
+            "WIDE_C": int(not any(x % p["VW"] for x in steps_c)),
+        }
+        if packed:
+            defines |= {"VG": p["VG"], "PAD": 0}  # panels are read and kept as they lie
+        else:
+            defines |= self._read_defines()
+            for name, tile, steps in (
+                ("WIDE_A", "LOCAL_A", (g.m, g.lda, g.stride_a, g.offset_a)),
+                ("WIDE_B", "LOCAL_B", (g.n, g.ldb, g.stride_b, g.offset_b)),
+            ):
+                wide = g.aligned and _divides(p["VW"], itemsize, self.traits, *steps)
+                defines[name] = int(wide and not p[tile])
+        more_args: tuple[int | str, ...] = ()
+        if packed or parts > 1:
+            more_args = ("scratch", at_b, at_c, self.part)
+        spec = self._spec("gpu_tiled", "plli" if more_args else "", defines)
+        size = (-(-g.m // p["MC"]) * -(-g.n // p["NC"]) * items(self.p), g.batch, parts)
+        return Step(spec, size, (items(self.p), 1, 1), gemm_args(g) + more_args)
+
+    def _sum(self, at_c: int, parts: int) -> Step:
+        g = self.g
+        spec = self._spec("gpu_tile_sum", "pli", {})
+        items = min(SUM_ITEMS, self.traits.max_work_group_size)
+        size = (round_up(g.m, items), g.n, g.batch)
+        return Step(spec, size, (items, 1, 1), (*gemm_args(g), "scratch", at_c, parts))

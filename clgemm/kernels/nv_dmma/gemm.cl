@@ -1,0 +1,372 @@
+// nv_dmma: fp64 and complex128 on the fp64 tensor cores of NVIDIA's data-centre GPUs.
+//
+// A work-group computes an MC x NC macro-tile of C, each of its warps WM x WN of it.  Slices of
+// depth KC travel through STAGES buffers in local memory; a buffer has two barriers (nv_async.cl):
+//
+//      packed operand    one work-item starts one bulk copy of the whole slice
+//      other operand     every work-item starts a few copies of 16 bytes (8 where it is not aligned
+//                        or A has to be turned), which put each chunk in its place, and zeros
+//                        beyond the depth
+//
+//      slice t   | step 0 | .. | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
+//
+// Fragments of the next step are loaded while this one is multiplied; at the dots the buffer of
+// slice t - 1 is refilled, a few copies at a time, for a block of them would keep the tensor cores
+// waiting.
+//
+// Where macro-tiles are few and small, WK warps share the depth of a slice.  In the end their
+// accumulators are added up through local memory, always in the same order.
+//
+// Whether a copy crosses an edge is asked only where one can be: the loop exists twice.
+//
+// Everything is exact fused multiply-add in double precision, in an order that depends on nothing
+// but the configuration and the sizes: results repeat bit by bit.  A complex product is four real
+// ones, as one real product of twice the rows and twice the depth.
+
+#ifndef STAGES
+#define STAGES 3  // slices in local memory
+#endif
+#ifndef GROUP_M
+#define GROUP_M 8  // macro-tiles in a band of the raster
+#endif
+#ifndef CONJ_A
+#define CONJ_A 0  // 1: A is complex, not packed, and to be conjugated
+#endif
+#ifndef CONJ_B
+#define CONJ_B 0
+#endif
+
+#define UNITS_A (MC * CE / 16)  // along the width of a slice
+#define UNITS_B (NC / 16)
+#define FRAGS_A (WM * CE / 16)  // of a warp
+#define FRAGS_B (WN / 16)
+#define STAGE_CHUNKS (CHUNKS(MC) + CHUNKS(NC))
+// Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
+#define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P)
+#define SUMS ((WK - 1) * MC * NC * CE / 2)  // local memory to add up accumulators, as chunks
+#define MOST(x, y) ((x) > (y) ? (x) : (y))
+#if EDGE_THICK
+#define TILES MOST(STAGES *STAGE_CHUNKS, MOST(SUMS, (EDGE_ROOM * CE + 1) / 2))
+#else
+#define TILES MOST(STAGES *STAGE_CHUNKS, SUMS)
+#endif
+#define GATHERS (!PACK_A || !PACK_B)
+#define BULKS (PACK_A || PACK_B)
+
+// Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.
+#define SET(kind, s) ((s) / STEPS_OF(kind) % 2)
+#define LOAD_OPERAND(frags, slice, s, kind, count, units, turn)                                    \
+    if ((s) % STEPS_OF(kind) == 0) {                                                               \
+        UNROLL for (int u = 0; u < count; u++) UNROLL for (int h = 0; h < HALVES_OF(kind); h++)    \
+            frags[SET(kind, s)][u][h] =                                                            \
+                (slice)[((s) / 2 * (units) + u) * UNIT_CHUNKS(kind) +                              \
+                        ((kind) == ALONG_W ? (s) % 2 : h) * 32 + (s) / 2 % 2 * (turn)];            \
+    }
+#define LOAD(s, stage)                                                                             \
+    LOAD_OPERAND(frag_a, mine_a + (stage) * STAGE_CHUNKS, s, KIND_A, FRAGS_A, UNITS_A, turn_a)     \
+    LOAD_OPERAND(frag_b, mine_b + (stage) * STAGE_CHUNKS, s, KIND_B, FRAGS_B, UNITS_B, turn_b)
+
+#if IS_COMPLEX
+#define PAIR_A(i, s) complex_pair_of(frag_a[SET(KIND_A, s)][i][0], s, CONJ_A, CONJ_B)
+#else
+#define PAIR_A(i, s) pair_of(frag_a[SET(KIND_A, s)][i], s, KIND_A)
+#endif
+#define PAIR_B(j, s) pair_of(frag_b[SET(KIND_B, s)][j], s, KIND_B)
+#define MULTIPLY(s)                                                                                \
+    UNROLL for (int i = 0; i < FRAGS_A; i++)                                                       \
+    {                                                                                              \
+        const double2 pair_a = PAIR_A(i, s);                                                       \
+        UNROLL for (int j = 0; j < FRAGS_B; j++)                                                   \
+        {                                                                                          \
+            const double2 pair_b = PAIR_B(j, s);                                                   \
+            multiply_add(acc[j][i][0], ROWS_A ? pair_a : pair_b, ROWS_A ? pair_b.x : pair_a.x);    \
+            multiply_add(acc[j][i][1], ROWS_A ? pair_a : pair_b, ROWS_A ? pair_b.y : pair_a.y);    \
+        }                                                                                          \
+    }
+
+// Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
+// in.  Beyond the end of K nothing is copied.  `whole` says that the slice crosses no edge, `used`
+// that the buffer was filled before.
+#define FILL(stage, parity, part, whole, used)                                                     \
+    if (whole || left > 0) {                                                                       \
+        const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
+        const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
+        if (used && (part) == 0 && (GATHERS || item == 0))                                         \
+            mbarrier_wait(empty, parity);                                                          \
+        if ((part) == 0 && BULKS && item == 0) {                                                   \
+            mbarrier_expect(full, (PACK_A * CHUNKS(MC) + PACK_B * CHUNKS(NC)) * 16);               \
+            if (PACK_A)                                                                            \
+                bulk_copy(to_a, next_a, CHUNKS(MC) * 16, full);                                    \
+            if (PACK_B)                                                                            \
+                bulk_copy(to_b, next_b, CHUNKS(NC) * 16, full);                                    \
+        }                                                                                          \
+        if (!PACK_A)                                                                               \
+            copy_part(to_a + first_a, next_a, g.lda, MC, KIND_A, TRANS_A, WIDE_A,                  \
+                      m - i0 - first_wa, left - first_pa, part, whole);                            \
+        if (!PACK_B)                                                                               \
+            copy_part(to_b + first_b, next_b, g.ldb, NC, KIND_B, !TRANS_B, WIDE_B,                 \
+                      n - j0 - first_wb, left - first_pb, part, whole);                            \
+        if ((part) == PARTS_OF_FILL - 1) {                                                         \
+            if (GATHERS)                                                                           \
+                mbarrier_arrive_after_copies(full);                                                \
+            next_a += PACK_A ? MC * KC : KC * (TRANS_A ? 1 : g.lda);                               \
+            next_b += PACK_B ? NC * KC : KC * (TRANS_B ? g.ldb : 1);                               \
+            left -= KC;                                                                            \
+        }                                                                                          \
+    }
+
+#define FILL_ALL(stage, whole)                                                                     \
+    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole, 0)
+
+// Multiply slices t, t + 1, ... until `end`.
+#define MULTIPLY_SLICES(end, whole)                                                                \
+    for (; t < end; t++) {                                                                         \
+        UNROLL for (int s = 0; s < STEPS - 1; s++)                                                 \
+        {                                                                                          \
+            LOAD(s + 1, reads)                                                                     \
+            MULTIPLY(s)                                                                            \
+            FILL(fills, fills_parity, s, whole, 1)                                                 \
+        }                                                                                          \
+        fills = reads; /* the next slice's copies go where this one was */                         \
+        fills_parity = reads_parity;                                                               \
+        const uint emptied = barriers_at + (STAGES + reads) * 8;                                   \
+        reads = reads + 1 == STAGES ? 0 : reads + 1;                                               \
+        reads_parity ^= reads == 0;                                                                \
+        if (whole || t + 1 < slices) {                                                             \
+            mbarrier_wait(barriers_at + reads * 8, reads_parity);                                  \
+            LOAD(0, reads)                                                                         \
+        }                                                                                          \
+        MULTIPLY(STEPS - 1)                                                                        \
+        warp_sync();                                                                               \
+        if (lane == 0)                                                                             \
+            mbarrier_arrive(emptied);                                                              \
+    }
+
+// Two neighbouring real numbers of a column of C, or one complex element, of which there are
+// `rows`.
+INLINE void store_two(__global ELEM *c, int rows, double2 ab, ELEM alpha, ELEM beta, int beta_is,
+                      int wide)
+{
+#if IS_COMPLEX
+    if (rows > 0)
+        elem_store(c, PARTS ? ab : elem_mul(alpha, ab), beta, beta_is);
+#else
+    if (!PARTS)
+        ab *= alpha;
+    if (wide && rows > 1) {
+        __global double2 *pair = (__global double2 *)c;
+        if (beta_is == BETA_ONE)
+            ab += *pair;
+        else if (beta_is == BETA_ANY)
+            ab += beta * *pair;
+        *pair = ab;
+    } else {
+        if (rows > 0)
+            elem_store(c, ab.x, beta, beta_is);
+        if (rows > 1)
+            elem_store(c + 1, ab.y, beta, beta_is);
+    }
+#endif
+}
+
+// Which of 16 columns the chunk of g has, or its second chunk or number; chunk_w says the same.
+INLINE int column_of(int g, int second)
+{
+    return KIND_B == ALONG_P && TRANS_B ? g + 8 * second : 2 * g + second;
+}
+
+// The same where C is not read and both numbers lie in it.
+INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
+{
+#if IS_COMPLEX
+    *c = PARTS ? ab : elem_mul(alpha, ab);
+#else
+    if (!PARTS)
+        ab *= alpha;
+    if (wide) {
+        *(__global double2 *)c = ab;
+    } else {
+        c[0] = ab.x;
+        c[1] = ab.y;
+    }
+#endif
+}
+
+// Do something with every two numbers `ab` of this work-item, in row r and column s of the warp's
+// tile.  A lane has real rows 2g, 2g + 1 of four columns, or rows 4q to 4q + 3 of two.
+#define STORE(action)                                                                              \
+    UNROLL for (int j = 0; j < FRAGS_B; j++) UNROLL for (int e = 0; e < 4; e++)                    \
+    {                                                                                              \
+        const int pair = ROWS_A ? 2 * g4 : 4 * q4 + e % 2 * 2;                                     \
+        const long column = ROWS_A ? column_of(2 * q4 + e / 2, e % 2) : column_of(g4, e / 2);      \
+        const long s = j * 16 + column;                                                            \
+        UNROLL for (int i = 0; i < FRAGS_A; i++) if ((j * FRAGS_A + i) % WK == warp_k)             \
+        {                                                                                          \
+            const int r = (i * 16 + pair) / CE;                                                    \
+            const double2 ab =                                                                     \
+                ROWS_A ? (double2)(acc[j][i][e % 2][e / 2], acc[j][i][e % 2][2 + e / 2])           \
+                       : (double2)(acc[j][i][0][e], acc[j][i][1][e]);                              \
+            action;                                                                                \
+        }                                                                                          \
+    }
+
+// A macro-tile: its place among those of an entry of the stack, and the entry.
+typedef struct {
+    int m, n;
+    long entry;
+} Place;
+
+// Raster: bands of GROUP_M macro-tiles along M, walked along N.  Unsigned numbers divide faster.
+INLINE Place place_of(uint group, uint tiles_m, uint tiles_n)
+{
+    const uint entry = group / (tiles_m * tiles_n), tile = group - entry * (tiles_m * tiles_n);
+    const uint band = tile / (GROUP_M * tiles_n), rest = tile - band * (GROUP_M * tiles_n);
+    const uint height = min(tiles_m - band * GROUP_M, (uint)GROUP_M), column = rest / height;
+    const Place place = {band * GROUP_M + rest - column * height, column, entry};
+    return place;
+}
+
+// packed_a, packed_b and partials count real numbers from the start of scratch; per_a and per_b are
+// how many panels an entry of the stack has (0: all entries share them).  The second dimension of
+// the launch are the parts of K, `span` slices each.  Macro-tiles cover main_m rows and main_n
+// columns; if that is not all, work-groups beyond theirs do the strips of nv_dmma/edges.cl.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
+             const int per_a, const int per_b, const long partials, const int span,
+             const int main_m, const int main_n)
+{
+    __local double2 tiles[TILES] __attribute__((aligned(128)));
+    __local ulong barriers[2 * STAGES];  // full ones, then empty ones
+    const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
+
+    const int m = main_m, n = main_n, k = g.k;
+    const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
+#if EDGE_THICK
+    const int strip = (int)get_group_id(0) - tiles_m * tiles_n * (int)g.batch;
+    if (strip >= 0) {
+        if (get_group_id(1) == 0)  // K stays whole
+            edge_strip_of(strip, g, m, n, (__local ELEM *)tiles, a, b, c, alpha, beta);
+        return;
+    }
+#endif
+
+    const uint item = get_local_id(0);
+    const int lane = item % 32;
+    const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
+    const int warp_k = item / 32 / (WARPS_M * WARPS_N);
+    if (item == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            mbarrier_init(barriers_at + stage * 8, GATHERS * ITEMS + BULKS);
+            mbarrier_init(barriers_at + (STAGES + stage) * 8, WARPS);
+        }
+#if MMA_ROWS == 16
+        mbarrier_publish();
+#endif
+    }
+
+    const Place tile = place_of(get_group_id(0), tiles_m, tiles_n);
+    const int i0 = tile.m * MC, j0 = tile.n * NC;
+    const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
+    const int slices = PARTS ? min(span, total - start) : total;
+    int left = min(k - start * KC, slices * KC);  // depth from the next slice on
+
+    // Where this work-item's copies begin in a slice, in local memory and in the matrix.
+#define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
+#define FIRST_B item, NC, KIND_B, !TRANS_B, WIDE_B
+    const int first_a = copy_at(FIRST_A), first_wa = copy_w(FIRST_A), first_pa = copy_p(FIRST_A);
+    const int first_b = copy_at(FIRST_B), first_wb = copy_w(FIRST_B), first_pb = copy_p(FIRST_B);
+    __global const ELEM *next_a, *next_b;
+    if (PACK_A) {
+        next_a = (__global const ELEM *)(scratch + packed_a) +
+                 ((tile.entry * per_a + tile.m) * total + start) * (MC * KC);
+    } else {
+        const long w = i0 + first_wa, p = (long)start * KC + first_pa;
+        next_a = a + g.offset_a + tile.entry * g.stride_a;
+        next_a += TRANS_A ? p + w * g.lda : w + p * g.lda;
+    }
+    if (PACK_B) {
+        next_b = (__global const ELEM *)(scratch + packed_b) +
+                 ((tile.entry * per_b + tile.n) * total + start) * (NC * KC);
+    } else {
+        const long w = j0 + first_wb, p = (long)start * KC + first_pb;
+        next_b = b + g.offset_b + tile.entry * g.stride_b;
+        next_b += TRANS_B ? w + p * g.ldb : p + w * g.ldb;
+    }
+
+    barrier(CLK_LOCAL_MEM_FENCE);
+
+    // Where this lane's chunks lie in a half unit, and what changes for every other 8 of the depth.
+    const int g4 = lane / 4, q4 = lane % 4, across = 8 * q4 + (g4 ^ 2 * q4);
+    const int turn_a = TRANS_A ? (lane ^ 4) - lane : 0, turn_b = TRANS_B ? 0 : (lane ^ 4) - lane;
+    const int unit_k = warp_k * (STEPS / 2);  // the first unit along the depth of this warp
+    __local const double2 *mine_a = tiles +
+                                    (unit_k * UNITS_A + warp_m * FRAGS_A) * UNIT_CHUNKS(KIND_A) +
+                                    (TRANS_A ? lane : across) + unit_k % 2 * turn_a;
+    __local const double2 *mine_b = tiles + CHUNKS(MC) +
+                                    (unit_k * UNITS_B + warp_n * FRAGS_B) * 64 +
+                                    (TRANS_B ? across : lane) + unit_k % 2 * turn_b;
+    double2 frag_a[2][FRAGS_A][HALVES_OF(KIND_A)], frag_b[2][FRAGS_B][HALVES_OF(KIND_B)];
+    double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
+
+    // Slices that cross no edge; packed panels have none.
+    const int inside = (PACK_A || i0 + MC <= m) && (PACK_B || j0 + NC <= n);
+    const int whole = GATHERS ? inside * (left / KC) : slices;
+    if (whole >= STAGES - 1) {
+        for (int stage = 0; stage < STAGES - 1; stage++)
+            FILL_ALL(stage, 1)
+    } else {
+        for (int stage = 0; stage < STAGES - 1; stage++)
+            FILL_ALL(stage, 0)
+    }
+    int t = 0, reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
+    uint reads_parity = 0, fills_parity = 1;
+    if (slices > 0) {
+        mbarrier_wait(barriers_at, 0);
+        LOAD(0, 0)
+    }
+    MULTIPLY_SLICES(whole - (STAGES - 1), 1)
+    MULTIPLY_SLICES(slices, 0)
+    if (GATHERS)
+        ASYNC_COPY_WAIT(0);
+
+#if WK > 1
+    // Fragment f becomes the sum of those of all warps along the depth in warp f % WK of them, from
+    // that one's own onwards.
+    __local double *sums = (__local double *)tiles + item % (ITEMS / WK);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int f = 0; f < FRAGS_A * FRAGS_B; f++)
+        if (f % WK != warp_k) {
+            const int place = f * (WK - 1) + (warp_k - f % WK + WK - 1) % WK;
+            UNROLL
+            for (int e = 0; e < 8; e++)
+                sums[(place * 8 + e) * (ITEMS / WK)] = acc[f / FRAGS_A][f % FRAGS_A][e / 4][e % 4];
+        }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    UNROLL
+    for (int f = 0; f < FRAGS_A * FRAGS_B; f++)
+        if (f % WK == warp_k)
+            UNROLL
+            for (int e = 0; e < 8 * (WK - 1); e++)
+                acc[f / FRAGS_A][f % FRAGS_A][e % 8 / 4][e % 4] +=
+                    sums[(f * (WK - 1) * 8 + e) * (ITEMS / WK)];
+#endif
+
+#if PARTS
+    const long ld = m;
+    const int beta_is = BETA_ZERO;
+    c = (__global ELEM *)(scratch + partials) + (get_group_id(1) * g.batch + tile.entry) * m * n;
+#else
+    const long ld = g.ldc;
+    const int beta_is = beta_class(beta);
+    c += g.offset_c + tile.entry * g.stride_c;
+#endif
+    const int wide = IS_COMPLEX || (((ulong)c | (ulong)ld * 8) & 15) == 0;
+    c += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
+    const int rows = m - i0 - warp_m * WM, columns = n - j0 - warp_n * WN;
+    if (beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
+        STORE(plain_store(c + r + s * ld, ab, alpha, wide))
+    } else {
+        STORE(if (s < columns) store_two(c + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
+    }
+}

@@ -1,0 +1,201 @@
+"""Is a configuration right?  Odd shapes, all transposes, beta zero and not, poisoned memory, often.
+
+The reference is NumPy's product in double precision, made once for all candidates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from clgemm.kernels import BY_NAME
+from clgemm.problem import ALIGNMENT, PRECISIONS, Operand, Precision, address_of, describe
+from clgemm.runtime import transfer
+from clgemm.runtime.kernel_runner import Ready, slots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from clgemm.kernels.family import Config, KernelSpec, Plan
+    from clgemm.problem import Gemm
+    from clgemm.runtime.device import Session
+
+SHAPES = ((261, 133, 401), (5, 3, 2))
+OFTEN_SHAPE = (133, 97, 131)  # several work-groups of any family, and soon done
+QUICK_SHAPE = (67, 45, 129)
+PADDING = 3  # rows of NaN below C that must stay as they are
+REPEATS = 3  # of each case before a candidate is timed: a race need not show in the first run
+WINNER_REPEATS = 120  # of one case for a winner: one wrong in 20 runs passes these once in 470
+
+
+def random_matrix(
+    rng: np.random.Generator, precision: Precision, rows: int, columns: int
+) -> NDArray[Any]:
+    """Return an F-ordered matrix with elements uniform in (-1, 1)."""
+    x = rng.uniform(-1, 1, (columns, rows))
+    if precision.is_complex:
+        x = x + 1j * rng.uniform(-1, 1, (columns, rows))
+    return x.astype(precision.dtype).T
+
+
+def operands(
+    rng: np.random.Generator, precision: Precision, m: int, n: int, k: int, *, every: bool
+) -> Iterator[tuple[Operand, Operand]]:
+    """Yield operands for op(A) @ op(B): N with N, or (`every`) N, T and C with N, T and C."""
+    ops = "NTC" if every and precision.is_complex else "NT" if every else "N"
+    for op_a in ops:
+        for op_b in ops:
+            a = random_matrix(rng, precision, *((m, k) if op_a == "N" else (k, m)))
+            b = random_matrix(rng, precision, *((k, n) if op_b == "N" else (n, k)))
+            yield (
+                Operand(a if op_a == "N" else a.T, conj=op_a == "C"),
+                Operand(b if op_b == "N" else b.T, conj=op_b == "C"),
+            )
+
+
+def reference(a: Operand, b: Operand, precision: Precision) -> NDArray[Any]:
+    """Return a @ b, computed by NumPy in a precision that is wide enough."""
+    left, right = (x.data.astype(precision.dtype) for x in (a, b))
+    product: NDArray[Any] = (np.conj(left) if a.conj else left) @ (
+        np.conj(right) if b.conj else right
+    )
+    return product
+
+
+def planned(
+    session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
+) -> tuple[Gemm, Plan]:
+    """Describe a product and plan it as the driver would."""
+    problem = describe(a, b, c, reads_c=reads_c)
+    if session.traits.unified_memory:
+        # Where operands are copied they always are aligned: let kernels rely on it here, too.
+        aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
+        problem = problem._replace(aligned=aligned)
+    else:
+        problem = problem.dense()
+    return problem, BY_NAME[config.family].plan(session.traits, problem, config)
+
+
+def run_once(
+    session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any],
+    alpha: complex = 1.0, beta: complex = 0.0, *, poison: bool = False,
+) -> None:  # fmt: skip
+    """Compute ``c[...] = alpha*a@b + beta*c`` with one configuration.
+
+    `poison` fills the scratch memory with NaN before.
+    """
+    problem, plan = planned(session, config, a, b, c, reads_c=beta != 0)
+    ready = Ready(session, plan)
+    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
+    ready.run(slots(problem, alpha, beta, *places), poisoned=poison)
+    transfer.fetch(session, places[2], c)
+
+
+class Case(NamedTuple):
+    """One product and what it must come to."""
+
+    a: Operand
+    b: Operand
+    alpha: float
+    beta: float
+    before: NDArray[Any]
+    """C with rows of NaN below it, all NaN if beta is zero."""
+    want: NDArray[Any]
+    limit: NDArray[Any]
+    """The a-priori bound on each element's error, doubled."""
+
+    def mismatch(self, session: Session, config: Config) -> str:
+        """Run once and return what is wrong, with its numbers, or ""."""
+        room = self.before.copy(order="K")
+        m = self.want.shape[0]
+        run_once(session, config, self.a, self.b, room[:m], self.alpha, self.beta, poison=True)
+        worst = np.max(np.abs(room[:m] - self.want) / self.limit)
+        if worst <= 1 and np.all(np.isnan(room[m:])):
+            return ""
+        (m, k), n = self.a.data.shape, self.b.data.shape[1]
+        what = f"error {worst:.3g} times the bound" if not worst <= 1 else "wrote beyond C"
+        return f"{m} x {n} x {k}, beta {self.beta}: {what}"
+
+
+class Checker:
+    """Compares configurations of one precision with a reference.
+
+    Parameters
+    ----------
+    session : Session
+        The device.
+    precision : Precision
+        Of the products.
+    """
+
+    def __init__(self, session: Session, precision: Precision) -> None:
+        self._session = session
+        self._precision = precision
+        self._cases: dict[bool, list[Case]] = {}
+
+    def mismatch(self, config: Config, *, every: bool) -> str:
+        """Compare a configuration with the reference on odd shapes, several times.
+
+        Parameters
+        ----------
+        config : Config
+            What to check.
+        every : bool
+            Check all transposes, and one case `WINNER_REPEATS` times: what a winner must pass.
+
+        Returns
+        -------
+        str
+            The first mismatch with its numbers, or "".
+        """
+        turns = [(case, REPEATS) for case in self._made(every=every)]
+        if every:
+            often = next(self._make([OFTEN_SHAPE], every=False))
+            turns.append((often, WINNER_REPEATS))
+        return next(filter(None, (self._repeat(config, *turn) for turn in turns)), "")
+
+    def kernels(self, config: Config, *, every: bool) -> set[KernelSpec]:
+        """Name the kernels that a configuration is checked with, in all transposes or in none."""
+        return {
+            step.kernel
+            for x in self._made(every=every)
+            for step in planned(
+                self._session, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
+            )[1].steps
+        }
+
+    def quick(self, config: Config) -> str:
+        """Run one small odd product; return the mismatch with its numbers, or ""."""
+        cases = self._make([QUICK_SHAPE], every=False)
+        return next(filter(None, (case.mismatch(self._session, config) for case in cases)), "")
+
+    def _repeat(self, config: Config, case: Case, repeats: int) -> str:
+        for count in range(repeats):
+            mismatch = case.mismatch(self._session, config)
+            if mismatch:
+                return f"{mismatch}, in run {count + 1} of {repeats}"
+        return ""
+
+    def _made(self, *, every: bool) -> list[Case]:
+        if every not in self._cases:
+            self._cases[every] = list(self._make(SHAPES, every=every))
+        return self._cases[every]
+
+    def _make(self, shapes: Iterable[tuple[int, int, int]], *, every: bool) -> Iterator[Case]:
+        precision, rng = self._precision, np.random.default_rng(20)
+        wide = "z" if precision.is_complex else "d"
+        for m, n, k in shapes:
+            for a, b in operands(rng, precision, m, n, k, every=every):
+                bound = np.abs(a.data) @ np.abs(b.data)
+                exact = reference(a, b, PRECISIONS[wide])
+                for alpha, beta in ((1.0, 0.0), (-1.25, 0.5)):
+                    before = np.full((n, m + PADDING), np.nan, precision.dtype).T
+                    if beta:
+                        before[:m] = random_matrix(rng, precision, m, n)
+                    want = alpha * exact + (beta * before[:m] if beta else 0.0)
+                    slack = 2 * (k + 8) * precision.eps
+                    limit = slack * (abs(alpha) * bound + np.abs(want) + abs(beta))
+                    yield Case(a, b, alpha, beta, before, want, limit)
