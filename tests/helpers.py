@@ -1,8 +1,10 @@
-"""What tests of faults share: devices that are not here, warnings heard, fresh interpreters."""
+"""What tests share: devices that are not here, rows of cases, warnings, fresh interpreters."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -32,6 +34,33 @@ GPU = replace(
     CPU, name="A GPU", kind="gpu", max_work_group_size=1024, simd_bytes=16, unified_memory=False,
     processor="",
 )  # fmt: skip
+
+
+def pairwise(*parameters):
+    """Give rows of one value a parameter, such that any two values of two of them are in a row.
+
+    Most faults show where two parameters meet; all rows of a full product would take too long.
+    Values are taken greedily, and the rows are the same each time.
+    """
+    choices = [list(values) for values in parameters]
+    chance, count = random.Random(len(choices)), range(len(choices))
+    wanted = {
+        ((i, x), (j, y))
+        for i, j in itertools.combinations(count, 2)
+        for x, y in itertools.product(range(len(choices[i])), range(len(choices[j])))
+    }
+    rows = []
+    while wanted:
+        row = dict(min(wanted))  # places of the values chosen so far, by parameter
+        for i in chance.sample([i for i in count if i not in row], len(choices) - 2):
+            gains = [
+                sum(tuple(sorted([(i, x), other])) in wanted for other in row.items())
+                for x in range(len(choices[i]))
+            ]
+            row[i] = chance.choice([x for x, gain in enumerate(gains) if gain == max(gains)])
+        wanted -= set(itertools.combinations(sorted(row.items()), 2))
+        rows.append(tuple(choices[i][row[i]] for i in count))
+    return rows
 
 
 def as_data(config, **changes):

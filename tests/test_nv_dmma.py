@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from helpers import GPU, Differences, read_scratch, write_scratch
+from helpers import GPU, Differences, pairwise, read_scratch, write_scratch
 
 from clgemm import transfer
 from clgemm.execute import Ready, slots
@@ -254,14 +254,15 @@ void edges(GEMM_ARGS, const int main_m, const int main_n)
 """
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
-    ("edges", "items"), [((1, 1), 256), ((2, 1), 128), ((0, 9), 256), ((3, 0), 128)], ids=str
+    ("code", "ops", "strip"),
+    pairwise("dz", ["NN", "TT"], [((1, 1), 256), ((2, 1), 128), ((0, 9), 256), ((3, 0), 128)]),
+    ids=str,
 )
-@pytest.mark.parametrize("ops", ["NN", "TT"])
-@pytest.mark.parametrize("code", "dz")
-def test_strips_are_plain_opencl(session, code, ops, edges, items, rng):
+def test_strips_are_plain_opencl(session, code, ops, strip, rng):
     """Strips of a stack, on any device; what macro-tiles do stays as it was."""
-    precision = PRECISIONS[code]
+    (edges, items), precision = strip, PRECISIONS[code]
     if not session.traits.fp64:
         pytest.skip(f"{session.traits.describe()} has no double precision")
     if session.traits.local_memory < 70 << 10 and max(edges) > 2:
@@ -395,10 +396,12 @@ __kernel void places(__global int *at, __global int *w, __global int *p, __globa
 SLICES = [(128, 16, 128), (16, 64, 128)]
 
 
-@pytest.mark.parametrize("wide", [1, 0], ids=["aligned", "odd"])
+# Complex elements are always aligned.
+@pytest.mark.parametrize(
+    ("code", "wide"), [("d", 1), ("d", 0), ("z", 1)], ids=["d-aligned", "d-odd", "z"]
+)
 @pytest.mark.parametrize("trans", [0, 1], ids="NT")
 @pytest.mark.parametrize("side", "AB")
-@pytest.mark.parametrize("code", "dz")
 def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wide, rng):
     """What is copied without packing lies as drawn, too; the map of copies is plain OpenCL C.
 
@@ -406,8 +409,6 @@ def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wid
     """
     precision = PRECISIONS[code]
     ce = 2 if precision.is_complex else 1
-    if precision.is_complex and not wide:
-        pytest.skip("complex elements are always aligned")
     turned = trans if side == "A" else not trans
     for reals, depth, items in SLICES:
         width, kc = (reals // ce if side == "A" else reals), depth // ce
@@ -490,12 +491,7 @@ FORMS = {
 }
 
 
-@pytest.fixture
-def gpu(session):
-    """Give a session on a device that the family supports."""
-    if not FAMILY.supports(session.traits, PRECISIONS["d"]):
-        pytest.skip(f"{session.traits.describe()} has no fp64 tensor cores that OpenCL can reach")
-    return session
+on_nvidia = pytest.mark.families("nv_dmma")
 
 
 def form_config(precision, form):
@@ -513,15 +509,15 @@ def test_forms_can_run(code, form):
     assert not list(FAMILY.broken_rules(H200, precision, form_config(precision, form)))
 
 
-def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
+def on_device(session, problem, c, memory, alpha, beta, repeats=1):
     """Run a problem on flat arrays a, b, c and give what c becomes, once for each repetition."""
-    plan = FAMILY.plan(gpu.traits, problem, c)
-    ready = Ready(gpu, plan)
-    places = {x: transfer.place(gpu, memory[x].reshape(-1, 1)) for x in "abc"}
+    plan = FAMILY.plan(session.traits, problem, c)
+    ready = Ready(session, plan)
+    places = {x: transfer.place(session, memory[x].reshape(-1, 1)) for x in "abc"}
     for _ in range(repeats):
         ready.run(slots(problem, alpha, beta, *places.values()), poisoned=True)
         out = memory["c"].reshape(-1, 1).copy()
-        transfer.fetch(gpu, places["c"], out)
+        transfer.fetch(session, places["c"], out)
         yield out.ravel()
 
 
@@ -537,11 +533,12 @@ def matrices(memory, start, stride, batch, rows, columns, ld):
     )
 
 
-@pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
-@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("code", "dz")
-def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
+@on_nvidia
+@pytest.mark.parametrize(
+    ("code", "form", "ops", "even"),
+    pairwise("dz", FORMS, ["NN", "TN", "NT", "TT"], [False, True]),
+)
+def test_gaps_offsets_and_stacks(session, code, form, ops, even, rng):
     """Every form with leading dimensions, offsets and strides of its own; B shared by the stack."""
     precision = PRECISIONS[code]
     batch, m, n, k = 3, 150, 139, 1037
@@ -564,7 +561,7 @@ def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
     c = matrices(memory["c"], gap, stride_c, batch, m, n, ldc)
     a = a.swapaxes(1, 2).conj() if trans_a else a
     b = b.swapaxes(1, 2).conj() if trans_b else b
-    got = next(on_device(gpu, problem, form_config(precision, form), memory, -0.75, 0.5))
+    got = next(on_device(session, problem, form_config(precision, form), memory, -0.75, 0.5))
     after = matrices(got, gap, stride_c, batch, m, n, ldc)
     for entry in range(batch):
         want, size = reference.gemm(-0.75, a[entry], b[entry], 0.5, c[entry])
@@ -576,14 +573,14 @@ def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
 RUNS = 2000
 
 
-def assert_same_bits(gpu, problem, c, rng):
+def assert_same_bits(session, problem, c, rng):
     """Run thousands of times and compare each result with the first one, on the device."""
     precision = PRECISIONS[problem.precision]
     m, n, k = problem.m, problem.n, problem.k
     a, b = flat(rng, precision, m * k), flat(rng, precision, k * n)
-    plan = FAMILY.plan(gpu.traits, problem, c)
-    ready, watch = Ready(gpu, plan), Differences(gpu, m * n * precision.itemsize)
-    places = [transfer.place(gpu, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
+    plan = FAMILY.plan(session.traits, problem, c)
+    ready, watch = Ready(session, plan), Differences(session, m * n * precision.itemsize)
+    places = [transfer.place(session, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
     values = slots(problem, 1.0, 0.0, *places)
     ready.run(values, poisoned=True)
     first = watch.remember(places[2]).view(precision.dtype).reshape(n, m)
@@ -602,34 +599,39 @@ def assert_same_bits(gpu, problem, c, rng):
     assert watch.count() > 0, "the comparison sees nothing"
 
 
-@pytest.mark.parametrize("ops", ["NN", "TN"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("code", "dz")
-def test_thousands_of_runs_give_the_same_bits(gpu, code, form, ops, rng):
+@on_nvidia
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "form", "ops"), pairwise("dz", FORMS, ["NN", "TN"]))
+def test_thousands_of_runs_give_the_same_bits(session, code, form, ops, rng):
     problem = gemm(code, 389, 261, 647, trans_a=ops == "TN", aligned=False)
-    assert_same_bits(gpu, problem, form_config(PRECISIONS[code], form), rng)
+    assert_same_bits(session, problem, form_config(PRECISIONS[code], form), rng)
 
 
 RACED = [(512, 512, 512), (641, 640, 130), (1030, 1026, 258), (100, 90, 3000), (64, 1024, 1024)]
 
 
+@on_nvidia
+@pytest.mark.slow
 @pytest.mark.parametrize("size", RACED, ids=str)
 @pytest.mark.parametrize("code", "dz")
-def test_thousands_of_default_runs_give_the_same_bits(gpu, code, size, rng):
+def test_thousands_of_default_runs_give_the_same_bits(session, code, size, rng):
     """What is run for a size that was never tuned: fitted tiles, split K, thin edges."""
-    assert_same_bits(gpu, gemm(code, *size), FAMILY.default(gpu.traits, PRECISIONS[code]), rng)
+    default = FAMILY.default(session.traits, PRECISIONS[code])
+    assert_same_bits(session, gemm(code, *size), default, rng)
 
 
+@on_nvidia
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", "dz")
-def test_nan_and_infinity_stay_in_their_rows_and_columns(gpu, code, form, rng):
+def test_nan_and_infinity_stay_in_their_rows_and_columns(session, code, form, rng):
     precision = PRECISIONS[code]
     m, n, k = 133, 70, 1029
     a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
     a[7, 1028], b[3, 69], a[132, 5] = np.nan, np.inf, np.inf
     b[5, 4] = 0.0
     memory = {"a": a.T.ravel(), "b": b.T.ravel(), "c": np.full(m * n, np.nan, precision.dtype)}
-    got = next(on_device(gpu, gemm(code, m, n, k), form_config(precision, form), memory, 1.0, 0.0))
+    chosen = form_config(precision, form)
+    got = next(on_device(session, gemm(code, m, n, k), chosen, memory, 1.0, 0.0))
     with np.errstate(all="ignore"):
         terms = a.real[:, :, None] * b.real[None] if code == "d" else None
         want = terms.sum(1) if code == "d" else np.einsum("ip,pj->ij", a, b)
@@ -641,9 +643,10 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(gpu, code, form, rng):
         np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
 
 
+@on_nvidia
 @pytest.mark.slow
 @pytest.mark.parametrize("code", "dz")
-def test_every_tile_is_right(gpu, code, rng):
+def test_every_tile_is_right(session, code, rng):
     precision = PRECISIONS[code]
     m, n, k = 261, 133, 407
     memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
@@ -651,21 +654,25 @@ def test_every_tile_is_right(gpu, code, rng):
     want, size = reference.gemm(1.5, a, b, 1.0, c)
     tiles = {
         replace_packs(Config.of(FAMILY.name, dict(x.params) | {"FIT": 0, "SPLIT": 0}))
-        for x in FAMILY.candidates(gpu.traits, precision)
+        for x in FAMILY.candidates(session.traits, precision)
     }
     assert len(tiles) > 10
     for tile in sorted(tiles, key=str):
-        got = next(on_device(gpu, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
+        got = next(on_device(session, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
         reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-@pytest.mark.parametrize("size", [(1025, 1027), (1024, 1040), (1032, 1024)], ids=str)
-@pytest.mark.parametrize("code", "dz")
-def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
+@on_nvidia
+@pytest.mark.parametrize(
+    ("code", "size", "ops", "beta"),
+    pairwise(
+        "dz", [(1025, 1027), (1024, 1040), (1032, 1024)], ["NN", "TN", "NT", "TT"], [0.0, 0.5]
+    ),
+    ids=str,
+)
+def test_thin_edges_are_right(session, code, size, ops, beta, rng):
     """In stacks, down to the corner; C is full of NaN where it is not to be read."""
-    default = FAMILY.default(gpu.traits, PRECISIONS[code])
+    default = FAMILY.default(session.traits, PRECISIONS[code])
     (m, n), k, batch = size, 147, 2
     trans_a, trans_b = (x == "T" for x in ops)
     conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
@@ -674,5 +681,5 @@ def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
     memory = stacked(rng, g)
     if not beta:
         memory["c"][:] = np.nan
-    got = next(on_device(gpu, g, default, memory, 1.5, beta))
+    got = next(on_device(session, g, default, memory, 1.5, beta))
     assert_stack_is_right(g, memory | {"c": got}, memory["c"], 1.5, beta)

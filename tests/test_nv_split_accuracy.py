@@ -7,51 +7,72 @@ SciPy's (``pytest -s``).  They need an NVIDIA GPU, nv_split's a Hopper one, and 
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from helpers import pairwise
 from scipy.linalg import blas
 
 from clgemm import transfer
 from clgemm.execute import Ready, slots
 from clgemm.kernels import BY_NAME, nv_split, nv_split_layout
-from clgemm.kernels.nv_split_layout import TIMES
+from clgemm.kernels.nv_split_layout import TIMES, Tile
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import opencl
 from clgemm.runtime.workspace import QueueWorkspace
 from clgemm.tuning.check import run_once
 
-FAMILIES = ("nv_split", "nv_mma")
+pytestmark = pytest.mark.device
+
 U = 2.0**-24
 LEAST = 2.0**-149  # the smallest float: what one rounding may lose to underflow
 MAX = float(np.finfo(np.float32).max)
 M, N, K = 300, 265, 512
 
 
-PACKS = ("long", "short")
-WAYS = [(name, tile, packs) for name in FAMILIES for tile in TIMES for packs in PACKS]
-LONG_WAYS = [way for way in WAYS if way[2] == "long"]
+class Way(NamedTuple):
+    """A family's tile, and whether rows are long or short to its survey and pack."""
+
+    family: str
+    tile: Tile
+    packs: str
+
+    def __str__(self):
+        return f"{self.family}-{self.tile.bx}x{self.tile.by}-{self.packs}"
+
+
+WAYS = [
+    Way(name, tile, packs)
+    for name in ("nv_split", "nv_mma")
+    for tile in TIMES
+    if name == "nv_split" or tile.mi == 1
+    for packs in ("long", "short")
+]
+LONG_WAYS = [way for way in WAYS if way.packs == "long"]
 RACE_WAYS = [*LONG_WAYS, WAYS[-1]]
 
 
-def way_name(way):
-    name, tile, packs = way
-    return f"{name}-{tile.bx}x{tile.by}-{packs}"
+def ways(names, *parameters, of=WAYS):
+    """Parametrize a test by its config and more, each pair of values in some row."""
+    rows = [
+        pytest.param(
+            *row, marks=pytest.mark.families(row[0].family), id="-".join(map(str, row))
+        )
+        for row in pairwise(of, *parameters)
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("config", *names.split()), rows, indirect=["config"])
 
 
-@pytest.fixture(params=WAYS, ids=way_name)
+@pytest.fixture
 def config(request, session, monkeypatch):
     """Give a configuration whose tile is taken as it is, and a way to survey and pack.
 
-    Two kernels ("long"), or one if there is little to pack ("short").  Skip where the family
-    cannot run.
+    Two kernels ("long"), or one if there is little to pack ("short").
     """
     name, tile, packs = request.param
     family, precision = BY_NAME[name], PRECISIONS["s"]
-    if not family.supports(session.traits, precision):
-        least = "9.x" if name == "nv_split" else "8.0 or newer"
-        pytest.skip(f"{name} needs an NVIDIA GPU of compute capability {least}, not {session}")
     shape = {"MI": tile.mi, "BY": tile.by, "GROUP": 8}
     configs = family.candidates(session.traits, precision)
     fitting = [c for c in configs if shape.items() <= dict(c.params).items()]
@@ -230,8 +251,7 @@ def compare(session, config, *which):
         assert np.all(np.abs(wide(got) - exact) <= limit)
 
 
-@pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("code", "sc")
+@ways("code case", "sc", CASES)
 def test_error_is_within_the_bound_of_fma(session, config, code, case):
     compare(session, config, code, M, N, K, case)
 
@@ -239,21 +259,19 @@ def test_error_is_within_the_bound_of_fma(session, config, code, case):
 DEPTH_CASES = ["normal", "positive", "meet zeros 2^-30", "elements 2^+-20"]
 
 
-@pytest.mark.parametrize(("code", "k"), [("s", 64), ("s", 65), ("s", 100), ("s", 255), ("c", 64)])
-@pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_small_depths(session, config, code, k, case):
+@ways("depth case", [("s", 64), ("s", 65), ("s", 100), ("s", 255), ("c", 64)], DEPTH_CASES)
+def test_error_is_within_the_bound_at_small_depths(session, config, depth, case):
+    code, k = depth
     compare(session, config, code, 131, 140, k, case)
 
 
-@pytest.mark.parametrize("config", LONG_WAYS, indirect=True, ids=way_name)
-@pytest.mark.parametrize(("code", "k"), [("s", 4096), ("s", 65536), ("c", 3000)])
-@pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_large_depths(session, config, code, k, case):
+@ways("depth case", [("s", 4096), ("s", 65536), ("c", 3000)], DEPTH_CASES, of=LONG_WAYS)
+def test_error_is_within_the_bound_at_large_depths(session, config, depth, case):
+    code, k = depth
     compare(session, config, code, 131, 140, k, case)
 
 
-@pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("code", "sc")
+@ways("code case", "sc", CASES)
 def test_rows_that_are_in_no_tile_are_as_accurate(session, config, code, case):
     compare(session, config, code, 257, 257, K, case)
 
@@ -294,9 +312,8 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(M, N), (257, 257)])  # the second has rows in no tile
-@pytest.mark.parametrize("code", "sc")
+# The second shape has rows in no tile.
+@ways("code shape kind", "sc", [(M, N), (257, 257)], KINDS)
 def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, shape, kind):
     a, b = (x.copy(order="F") for x in operands(code, *shape, 130, "normal"))
     special(a, b, kind)
@@ -322,9 +339,8 @@ RUNS = 700  # of each shape
 NAN = np.uint32(0x7FC0_0000)
 
 
-@pytest.mark.parametrize("config", RACE_WAYS, indirect=True, ids=way_name)
-@pytest.mark.parametrize("case", ["normal", "elements 2^+-20", "one 2^100"])
-@pytest.mark.parametrize("code", "sc")
+@pytest.mark.slow
+@ways("code case", "sc", ["normal", "elements 2^+-20", "one 2^100"], of=RACE_WAYS)
 def test_two_thousand_runs_give_the_same_bits(session, config, code, case):
     differ = cl.Kernel(opencl.build(session.context, DIFFER), "differ")
     for shape in ((300, 265, 700), (1024, 1024, 320), (129, 400, 2000)):
