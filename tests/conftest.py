@@ -88,8 +88,15 @@ def why_not(item: pytest.Item) -> str | None:
     return f"{' and '.join(names)} cannot run on {traits.describe()}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the rows that their device cannot run; if that is all of a test, skip one."""
+    """Mark what needs a device, and leave out the rows that their device cannot run.
+
+    If those are all rows of a test, one stays, and is skipped.
+    """
+    for item in items:
+        if "session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.device)
     able = {item.nodeid.split("[")[0] for item in items if why_not(item) is None}
     kept, left_out = [], []
     for item in items:

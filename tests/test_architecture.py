@@ -272,6 +272,7 @@ def test_a_circle_is_noticed(tmp_path):
     assert cycles(tmp_path) == ["errors", "problem", "traits"]
 
 
+@pytest.mark.process
 def test_importing_clgemm_loads_no_opencl():
     program = """
 import sys
@@ -348,6 +349,7 @@ def test_every_kernel_file_is_used():
     assert {path.name for path in PACKAGE.rglob("*.cl")} == used
 
 
+@pytest.mark.process
 def test_kernel_files_are_read_as_resources(tmp_path):
     """A package in a zip archive has no files: only importlib.resources can read its data."""
     archive = tmp_path / "clgemm.zip"

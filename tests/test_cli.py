@@ -385,6 +385,7 @@ def test_what_ends_a_command_is_said_in_a_line(fault, status, words, capsys, mon
     assert error.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough_is_no_error():
     program = """
 import os, subprocess, sys
@@ -416,6 +417,7 @@ def test_in_a_child_that_may_use_no_device(command, capsys, monkeypatch):
     assert "no" in capsys.readouterr().out
 
 
+@pytest.mark.process
 def test_as_a_module(session):
     run = subprocess.run(
         [sys.executable, "-m", "clgemm", "info"],
@@ -428,6 +430,7 @@ def test_as_a_module(session):
     assert session.traits.describe() in run.stdout
 
 
+@pytest.mark.process
 def test_version_needs_no_device():
     program = """
 import sys

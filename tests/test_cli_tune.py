@@ -43,6 +43,8 @@ def entry_of(device):
     return lookup.store_for(device.traits).read()["s"]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_tune_stores_and_shows_what_it_found(device, capsys):
     # Long enough for the default on busy cores, whatever is tried beside it.
     assert cli.main(["tune", "--precision", "s", "--seconds", "6", *SIZES]) == 0
@@ -64,6 +66,8 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert device.tuned["s"].origin.startswith("tuned")
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_tune_searches_again_whatever_is_stored(device):
     arguments = ["tune", "--precision", "s", "--seconds", "1", *SIZES]
     assert cli.main(arguments) == 0
@@ -72,6 +76,7 @@ def test_tune_searches_again_whatever_is_stored(device):
     assert entry_of(device) != first
 
 
+@pytest.mark.process
 def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     attempt, tried = worker.Worker.attempt, []
 
@@ -91,6 +96,7 @@ def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     assert entry_of(device)["variants"]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("device")
 def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
     def at_once(*_arguments, **_more):
@@ -150,6 +156,7 @@ def test_what_the_parser_refuses(arguments, capsys):
     assert arguments[1] in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
     monkeypatch.setattr(cli_tune, "PLOT_SIZES", (65, 70))

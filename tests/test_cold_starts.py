@@ -19,6 +19,8 @@ from clgemm.tuning import locks
 from clgemm.tuning.locks import FileLock
 from clgemm.tuning.store import Store
 
+pytestmark = pytest.mark.process
+
 COLD = """
 import os, sys, threading, time
 from pathlib import Path
@@ -312,6 +314,7 @@ print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_at_any_moment_nothing_is_lost(tmp_path):
     run = run_python(KILLED, tmp_path, timeout=120)

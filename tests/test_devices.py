@@ -270,6 +270,7 @@ def test_the_fingerprint_is_stable_and_names_the_driver():
     assert same.fingerprint() == CPU.fingerprint()
 
 
+@pytest.mark.process
 def test_fingerprints_are_the_same_in_every_process():
     program = (
         "from clgemm.runtime.devices import find;"
@@ -408,6 +409,7 @@ print(session.current().traits.platform)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("order", ["clgemm first", "pyopencl first"])
 def test_unusable_caches_do_not_matter(session, order, tmp_path):
     """A file stands where the cache directory should be: even root cannot make it."""
@@ -427,6 +429,7 @@ def test_unusable_caches_do_not_matter(session, order, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
 
 
+@pytest.mark.process
 def test_pyopencl_s_own_setting_stands(session):
     run = run_python(
         MULTIPLY, "pyopencl first", CLGEMM_DEVICE=session.traits.platform, PYOPENCL_NO_CACHE=None

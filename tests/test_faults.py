@@ -61,6 +61,8 @@ def failures_in(path):
     }
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     result = tuner.tune(fresh, "s", EFFORT)
     assert {v.config for v in result.model.variants} == {faulty.kind(faulty.RIGHT)}
@@ -89,6 +91,8 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     assert failures_in(lookup.store_for(fresh.traits).path) == found
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypatch):
     """The keyboard ends the search after the crash, before there is a result."""
     attempt, tried = worker.Worker.attempt, []
@@ -176,6 +180,8 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     assert fresh.tuned["s"].unvetted == {faulty.kind(5)}
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "words"), [(faulty.ABORTS, "ended with"), (faulty.HANGS, "no answer within")]
 )
@@ -190,6 +196,7 @@ def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh, monkeypatch,
     assert kept.interrupted() == [candidate]
 
 
+@pytest.mark.process
 def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh, monkeypatch):
     """A time limit or a full memory kills whatever runs at that moment."""
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
@@ -200,6 +207,7 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
     assert vetting.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", "which is remembered"
 
 
+@pytest.mark.process
 def test_where_no_other_process_starts_a_suspect_is_not_run(fresh, monkeypatch):
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)

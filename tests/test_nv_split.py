@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyopencl as cl
 import pytest
-from helpers import GPU, heard, read_scratch
+from helpers import GPU, heard, pairwise, read_scratch
 from test_families import operand, value
 
 from clgemm import settings, transfer
@@ -175,7 +175,7 @@ def check_edges(a, b, c, edge_x, edge_y):
     assert np.all(np.abs(c - want)[made] <= limit[made])
 
 
-@pytest.fixture(params=["long", "short"])
+@pytest.fixture
 def short(request, monkeypatch):
     """Take rows as too long for one kernel that surveys and packs, or as short enough."""
     whether = request.param == "short"
@@ -183,8 +183,14 @@ def short(request, monkeypatch):
     return whether
 
 
-@pytest.mark.parametrize("ops", ["NN", "TT", "CR", "RC", "TN"])
-@pytest.mark.parametrize("code", "sc")
+LENGTHS = ("long", "short")
+
+
+@pytest.mark.parametrize(
+    ("code", "ops", "short"),
+    pairwise("sc", ["NN", "TT", "CR", "RC", "TN"], LENGTHS),
+    indirect=["short"],
+)
 def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
     precision, edges_met = PRECISIONS[code], set()
     for case, (m, n, k) in enumerate(SHAPES):
@@ -245,9 +251,7 @@ def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
     assert edges_met >= {(0, 0), (1, 0), (1, 1)}
 
 
-@pytest.mark.parametrize("ops", ["NN", "TT", "CC"])
-@pytest.mark.parametrize("k", [1027, 4099])
-@pytest.mark.parametrize("code", "sc")
+@pytest.mark.parametrize(("code", "k", "ops"), pairwise("sc", [1027, 4099], ["NN", "TT", "CC"]))
 def test_edges_meet_c(session, code, k, ops, rng):
     """The first kernel makes the last row and column if no tile has them: alpha A B + beta C."""
     if session.traits.max_work_group_size < SURVEY_ITEMS:
@@ -316,6 +320,7 @@ def test_four_neighbours_are_stored_whatever_the_alignment(session, code, ldc, r
         np.testing.assert_allclose(c, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("short", LENGTHS, indirect=True)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_survey_marks_what_is_not_finite(session, bad, short, rng):
     precision = PRECISIONS["s"]

@@ -340,6 +340,7 @@ assert right() and sessions.current().memory.peak > 0
 """
 
 
+@pytest.mark.process
 def test_a_program_ends_at_once_and_in_silence(session):
     """Threads, staging and timers of copies wait for nothing when it ends."""
     begin = time.monotonic()
@@ -350,6 +351,7 @@ def test_a_program_ends_at_once_and_in_silence(session):
     assert time.monotonic() - begin < copiers.IDLE_SECONDS - 1
 
 
+@pytest.mark.process
 @needs_fork
 def test_a_forked_child_copies_for_itself(session):
     program = (

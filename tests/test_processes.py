@@ -70,6 +70,7 @@ def test_threads_get_their_own_results(session):
         sys.setswitchinterval(interval)
 
 
+@pytest.mark.process
 def test_threads_that_make_the_first_call_share_one_session(session):
     program = """
 import threading, time
@@ -243,8 +244,11 @@ assert right()
 thread.start()
 while not sessions.current().running and thread.is_alive():
     time.sleep(0.001)
-assert in_child(right) == 0
+child = os.fork()
+if not child:
+    os._exit(0 if right() else 5)
 assert thread.is_alive(), "the call was not long enough to test anything"
+assert wait(child) == 0
 """,
     "and ends like any program": """
 assert right()
@@ -264,6 +268,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 }
 
 
+@pytest.mark.process
 @needs_fork
 @pytest.mark.parametrize("how", FORKS)
 def test_a_forked_child_computes_or_raises_and_never_hangs(session, how):
@@ -286,6 +291,7 @@ assert in_child(lambda: right() and sessions.current() is None) == 0
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "last_words",
     [
@@ -355,6 +361,8 @@ np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-2)
 """
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["device", "host"])
 def test_ctrl_c_is_heard_in_a_long_call(session, route):
     """Within a second, on a machine that does nothing else; nothing runs on behind it."""
@@ -367,6 +375,7 @@ def test_ctrl_c_is_heard_in_a_long_call(session, route):
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
 def test_ctrl_c_is_heard_while_several_devices_compute():
     """What each of them has under way is cancelled: it would take some seconds more."""
     platforms = sorted({f.traits.platform for f in devices.find() if f.traits.kind == "cpu"})
@@ -380,6 +389,7 @@ def test_ctrl_c_is_heard_while_several_devices_compute():
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_program_ends_in_the_middle_of_a_call(session, count):
     """A thread that is inside the driver then would take the interpreter down, or hold it up."""
@@ -399,6 +409,7 @@ print("end")
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.process
 def test_daemon_threads_that_go_on_calling_do_not_spoil_the_end(session):
     program = """
 def call():
@@ -425,6 +436,7 @@ def test_an_error_reaches_the_thread_that_waits(session):
     assert not session.running
 
 
+@pytest.mark.process
 def test_spawned_workers_share_nothing_and_need_nothing(session, tmp_path):
     (tmp_path / "program.py").write_text(
         """

@@ -390,6 +390,7 @@ def test_each_call_says_what_it_does(session, wish, caplog, monkeypatch):
                 assert f"{len(x)} x {len(x)} x {len(x)}" in lines[0]
 
 
+@pytest.mark.process
 def test_the_host_s_blas_is_named():
     found = host_blas.identity()
     assert all(isinstance(value, str | int) for value in found.values())

@@ -52,6 +52,7 @@ def fresh(session, monkeypatch, tmp_path):
         yield session
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("route", ["auto", "device"])
 def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     """Nor what only a search needs, if parameters and break-evens are known."""
@@ -84,6 +85,7 @@ def test_a_library_that_is_not_loaded_is_as_its_variables_make_it(monkeypatch):
         assert not host_blas.is_as_noted(damage)
 
 
+@pytest.mark.process
 def test_errors_are_scipys_too_whenever_it_is_imported():
     program = """
 import pickle, sys
@@ -149,6 +151,7 @@ def test_small_products_ask_for_scipys_routine_once(monkeypatch):
     assert asked == ["s"]
 
 
+@pytest.mark.process
 def test_threads_that_need_it_at_once_get_one_module():
     program = """
 import sys, threading
@@ -169,6 +172,7 @@ assert all(f is scipy.linalg.blas.dgemm for f in found)
     assert (run.stderr, run.returncode) == ("", 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["clgemm", "scipy.linalg"])
 def test_programs_may_replace_scipys_functions_before_the_first_call(first):
     program = f"""

@@ -13,6 +13,8 @@ from clgemm import driver, small
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.check import random_matrix
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def auto(monkeypatch):

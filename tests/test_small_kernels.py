@@ -20,13 +20,12 @@ from clgemm.tuning.check import run_once
 TINY = {
     "cpu_packed": {"KC": 8, "BLOCK_KB": 1},
     "gpu_tiled": {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4},
-    "direct": {},
 }
 
 
 def tiny(family, traits, precision):
     config = family.default(traits, precision)
-    return Config.of(family.name, dict(config.params) | TINY[family.name])
+    return Config.of(family.name, dict(config.params) | TINY.get(family.name, {}))
 
 
 @pytest.mark.parametrize("ops", ["NN", "TC", "CT", "RN"])

@@ -48,6 +48,7 @@ S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
 SPACE = list(PACKED.candidates(CPU, S))
 DEFAULT = PACKED.default(CPU, S)
+HOPPER = replace(GPU, compute_capability=(9, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -189,14 +190,16 @@ def test_off_takes_defaults_and_no_file(fake, cache, monkeypatch):
     assert not (cache / "other").exists()
 
 
-@pytest.mark.parametrize("code", "sdcz")
-@pytest.mark.parametrize("traits", [CPU, GPU, replace(CPU, simd_bytes=16)])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize(("family", "traits", "code"), [
+    (family, traits, code)
+    for family in FAMILIES
+    for traits in (CPU, GPU, HOPPER, replace(CPU, simd_bytes=16))
+    for code in "sdcz"
+    if family.supports(traits, PRECISIONS[code])
+], ids=lambda value: getattr(value, "name", None))  # fmt: skip
 def test_a_stored_default_is_accepted(family, traits, code):
     """Defaults are points of the space, or a winner that is one would be searched for again."""
     precision = PRECISIONS[code]
-    if not family.supports(traits, precision):
-        pytest.skip(f"{family.name} does not support {traits.name}")
     config = family.default(traits, precision)
     data = json.loads(json.dumps({"family": config.family, "params": dict(config.params)}))
     assert lookup.stored_config(data, traits, precision) == config
@@ -207,6 +210,13 @@ def file_with(entry, cache, traits=CPU):
     assert entry.items() <= stored(cache, traits)["precisions"]["s"].items()
 
 
+@pytest.fixture
+def short(monkeypatch, fake):  # noqa: ARG001 - which sets another budget
+    """Let searches try little more than the default."""
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "0.1")
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "bad",
     [
@@ -240,6 +250,7 @@ def test_a_stored_configuration_that_cannot_run_is_searched_again(bad, fake, cac
     assert stored(cache)["precisions"]["s"]["variants"] != entry["variants"]
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "entry",
     [None, [], "text", {}, {"variants": None}, {"variants": ["square"]}, {"variants": []},
@@ -510,6 +521,8 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
     assert len(waited) == (2 if status == "late" else 1)
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     """It was noted by a process that then ended without a word."""
     program = (
@@ -592,6 +605,8 @@ def fresh(session):
     return sessions.Session(found, "a test")
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_first_call_tunes_and_the_next_process_does_not(fresh, cache, caplog, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "30")  # however busy the machine
     monkeypatch.setenv("CLGEMM_TUNE", "quick")
@@ -622,6 +637,8 @@ print(json.dumps([dict(config.params) for config in tuned.configs]))
     assert json.loads(run.stdout) == [v["params"] for v in entry["variants"]]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     traits = fresh.traits
     index = [f.traits for f in devices.find()].index(traits)
@@ -649,6 +666,7 @@ def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     assert process.poll() is not None
 
 
+@pytest.mark.process
 def test_nobody_waits_for_a_child_that_is_dropped(fresh):
     index = [f.traits for f in devices.find()].index(fresh.traits)
     with worker.Worker(index, fresh.traits.fingerprint(), "s") as child:
@@ -661,6 +679,7 @@ def test_nobody_waits_for_a_child_that_is_dropped(fresh):
         assert child.attempt(good, {}, task=VET, patience=patience(60)).ok, "another child"
 
 
+@pytest.mark.process
 def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(session):
     with (
         worker.Worker(0, "not " + session.traits.fingerprint(), "s") as child,
@@ -842,6 +861,7 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
     assert planned == [chosen]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks here first")
 def test_a_folder_named_clgemm_does_not_stand_in_for_the_package(session, tmp_path, monkeypatch):
     (tmp_path / "clgemm").mkdir()
