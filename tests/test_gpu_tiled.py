@@ -290,22 +290,25 @@ def test_packed_and_split_forms_are_right(session, code, form, operations, rng):
 UNPACKED = {" ".join(f"{k}{v[k]}" for k in v if k != "PACK"): v | {"PACK": 0} for v in VARIANTS}
 
 
-@pytest.mark.parametrize("variant", UNPACKED.values(), ids=UNPACKED)
-@pytest.mark.parametrize("code", "sc")
-def test_every_variant_is_right(session, code, variant, rng):
-    precision = PRECISIONS[code]
+@pytest.mark.parametrize(
+    ("name", "code", "case"),
+    pairwise(UNPACKED, "sc", [((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)]),
+    ids=str,
+)
+def test_every_variant_is_right(session, name, code, case, rng):
+    variant, precision = UNPACKED[name], PRECISIONS[code]
     widest = max(1, 16 // precision.itemsize)
     widths = {name: min(widest, (USUAL | variant)[name]) for name in ("VG", "VW")}
     tile = SLICED if "SLICED_K" in variant else SMALL
     chosen = config(tile, **(variant | widths))
     assert not list(FAMILY.broken_rules(session.traits, precision, chosen))
-    for (m, n, k), ops, gap in (((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)):
-        a = operand(rng, precision, m, k, ops[0], gap)
-        b = operand(rng, precision, k, n, ops[1], gap)
-        c = np.full((n, m), np.nan, precision.dtype).T
-        want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
-        assert run(session, chosen, a, b, c, 1) == ["gpu_tiled"]
-        reference.assert_within_bound(c, want, size, k, precision.eps)
+    (m, n, k), ops, gap = case
+    a = operand(rng, precision, m, k, ops[0], gap)
+    b = operand(rng, precision, k, n, ops[1], gap)
+    c = np.full((n, m), np.nan, precision.dtype).T
+    want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
+    assert run(session, chosen, a, b, c, 1) == ["gpu_tiled"]
+    reference.assert_within_bound(c, want, size, k, precision.eps)
 
 
 @pytest.mark.parametrize("tile", [t for t in TILES if t[0] * t[1] <= 64 * 64], ids=str)

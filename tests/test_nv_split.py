@@ -187,11 +187,11 @@ LENGTHS = ("long", "short")
 
 
 @pytest.mark.parametrize(
-    ("code", "ops", "short"),
-    pairwise("sc", ["NN", "TT", "CR", "RC", "TN"], LENGTHS),
+    ("code", "ops", "tile", "short"),
+    pairwise("sc", ["NN", "TT", "CR", "RC", "TN"], TIMES, LENGTHS),
     indirect=["short"],
 )
-def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
+def test_survey_and_pack_are_as_modelled(session, code, ops, tile, short, rng):
     precision, edges_met = PRECISIONS[code], set()
     for case, (m, n, k) in enumerate(SHAPES):
         gap = 0 if case == 1 else 3  # aligned rows take the direct way
@@ -215,39 +215,36 @@ def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
         problem = describe(a, b, c, reads_c=False)
         if not session.traits.unified_memory:
             problem = problem.dense()
-        for tile in TIMES:
-            chosen, grid, memory, c = packed(session, problem, a, b, tile)
-            split = grid.split
-            assert (grid.pack_groups == 0) == short
-            edge_x, edge_y = edges(problem, chosen)
-            edges_met.add((edge_x, edge_y))
-            wide = np.complex128 if precision.is_complex else np.float64
-            check_edges(y_rows.astype(wide), x_rows.T.astype(wide), c, edge_x, edge_y)
-            for rows, is_y in (
-                (x_rows[: n - edge_x], False), (y_rows[: m - edge_y], True)
-            ):  # fmt: skip
-                exponent, marks = records(rows, grid.record_rows)
-                place = split.exponents_y if is_y else split.exponents_x
-                got = memory[place:].view(np.int32)[: len(exponent)]
-                np.testing.assert_array_equal(got, exponent)
-                place = split.records_y if is_y else split.records_x
-                got = memory[place:][: marks.size * 4].view(np.int32).reshape(-1, 2)
-                np.testing.assert_array_equal(got, marks)
-                real = expanded_rows(rows) if is_y else parts_as_reals(rows)
-                strips, height = (
-                    (split.strips_y, chosen.by) if is_y else (split.strips_x, chosen.bx)
-                )
-                order = stored_order(strips * height) if is_y else range(strips * height)
-                both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
-                if case == 2:
-                    needed = (1,) if not is_y or strips == 1 else ()
-                else:
-                    needed = (0, 1) if grid.pack_groups == 0 else (0,)
-                for form in needed:
-                    check_panels(
-                        real, exponent, list(order), memory, form, both[form],
-                        strips, height, split.slices,
-                    )  # fmt: skip
+        chosen, grid, memory, c = packed(session, problem, a, b, tile)
+        split = grid.split
+        assert (grid.pack_groups == 0) == short
+        edge_x, edge_y = edges(problem, chosen)
+        edges_met.add((edge_x, edge_y))
+        wide = np.complex128 if precision.is_complex else np.float64
+        check_edges(y_rows.astype(wide), x_rows.T.astype(wide), c, edge_x, edge_y)
+        for rows, is_y in (
+            (x_rows[: n - edge_x], False), (y_rows[: m - edge_y], True)
+        ):  # fmt: skip
+            exponent, marks = records(rows, grid.record_rows)
+            place = split.exponents_y if is_y else split.exponents_x
+            got = memory[place:].view(np.int32)[: len(exponent)]
+            np.testing.assert_array_equal(got, exponent)
+            place = split.records_y if is_y else split.records_x
+            got = memory[place:][: marks.size * 4].view(np.int32).reshape(-1, 2)
+            np.testing.assert_array_equal(got, marks)
+            real = expanded_rows(rows) if is_y else parts_as_reals(rows)
+            strips, height = (split.strips_y, chosen.by) if is_y else (split.strips_x, chosen.bx)
+            order = stored_order(strips * height) if is_y else range(strips * height)
+            both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
+            if case == 2:
+                needed = (1,) if not is_y or strips == 1 else ()
+            else:
+                needed = (0, 1) if grid.pack_groups == 0 else (0,)
+            for form in needed:
+                check_panels(
+                    real, exponent, list(order), memory, form, both[form],
+                    strips, height, split.slices,
+                )  # fmt: skip
     assert edges_met >= {(0, 0), (1, 0), (1, 1)}
 
 

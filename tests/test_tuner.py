@@ -46,14 +46,21 @@ from clgemm.tuning.shapes import SEARCHED, standard
 
 S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
-SPACE = list(PACKED.candidates(CPU, S))
+FIXED = {"KU": (4,), "BLOCK_KB": (256,), "TURNS": (1,)}  # so that a whole search is short
+SPACE = [
+    config
+    for config in PACKED.candidates(CPU, S)
+    if all(config[name] in values for name, values in FIXED.items())
+]
 DEFAULT = PACKED.default(CPU, S)
 HOPPER = replace(GPU, compute_capability=(9, 0))
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """Tuning is on, in a cache directory of the test's own."""
+    """Tuning is on, among few candidates, in a cache directory of the test's own."""
+    space = PACKED.space
+    monkeypatch.setattr(PACKED, "space", lambda *arguments: space(*arguments) | FIXED)
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "cache"))
@@ -357,7 +364,7 @@ def test_a_finalist_that_fails_in_a_race_is_out(fake):
     def answer(config, task):
         if task == RACE and config == by_rank[0]:
             return Outcome(config, "wrong", "as timed")
-        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+        return fine(config, 1.0 + 0.01 * by_rank.index(config))
 
     fake.answer = staticmethod(answer)
     assert by_rank[0] not in tuner.tuned_for(new_session(), "s").configs
@@ -370,7 +377,7 @@ def test_a_race_that_the_end_cuts_off_rules_nobody_out(fake, cache):
     def answer(config, task):
         if task == RACE:
             return Outcome(config, "late", "the search ended")
-        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+        return fine(config, 1.0 + 0.01 * by_rank.index(config))
 
     fake.answer = staticmethod(answer)
     assert by_rank[0] in tuner.tuned_for(new_session(), "s").configs
@@ -522,7 +529,6 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     """It was noted by a process that then ended without a word."""
     program = (
