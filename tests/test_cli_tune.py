@@ -77,6 +77,7 @@ def test_tune_searches_again_whatever_is_stored(device):
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     attempt, tried = worker.Worker.attempt, []
 

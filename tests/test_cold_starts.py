@@ -127,6 +127,7 @@ class Cold:
         return len((self.folder / "searches").read_text().split())
 
 
+@pytest.mark.slow
 def test_eight_processes_that_start_cold_at_once_search_once(tmp_path):
     with Cold(tmp_path, 8, "works") as cold:
         origins = cold.origins()
@@ -147,6 +148,7 @@ def test_a_searcher_that_is_killed_keeps_nobody_waiting(tmp_path):
     assert sum("found by a search" in origin for origin in origins) == 1
 
 
+@pytest.mark.slow
 def test_a_search_that_does_not_end_is_tried_once_more_and_not_more_often(tmp_path):
     with Cold(tmp_path, 5, "hangs") as cold:
         wait_for(lambda: len(cold.ended()) == 3, "three should have gone on with defaults")

@@ -261,6 +261,7 @@ def small(precision, **variant):
     return config(SMALL, **(widths | variant))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_form")
 @pytest.mark.parametrize(
     ("code", "form", "operations"),
@@ -290,6 +291,7 @@ def test_packed_and_split_forms_are_right(session, code, form, operations, rng):
 UNPACKED = {" ".join(f"{k}{v[k]}" for k in v if k != "PACK"): v | {"PACK": 0} for v in VARIANTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "case"),
     pairwise(UNPACKED, "sc", [((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)]),

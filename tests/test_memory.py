@@ -43,6 +43,7 @@ assert after - before < 16e6, f"{(after - before) / 1e6:.1f} MB more"
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "0.5"])
 def test_calls_of_mixed_sizes_keep_nothing(session, limit):
     """In place, and with copies."""
