@@ -34,29 +34,29 @@ from clgemm.cli.main import versions
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 
-def parameters_in_use(session: Session, codes: str) -> dict[str, str]:
+def parameters_in_use(device: Device, codes: str) -> dict[str, str]:
     """Say where parameters come from, by precision; may search for them."""
-    found = {code: tuner.tuned_for(session, code).origin for code in codes}
+    found = {code: tuner.tuned_for(device, code).origin for code in codes}
     if "s" in codes:
-        choose_fp32(session, "fma")
-        found["s, CLGEMM_FP32=fma"] = tuner.tuned_for(session, "s").origin
-        choose_fp32(session, "")
+        choose_fp32(device, "fma")
+        found["s, CLGEMM_FP32=fma"] = tuner.tuned_for(device, "s").origin
+        choose_fp32(device, "")
     return found
 
 
 def head_of(bench: Bench, codes: str) -> dict[str, Any]:
     """Say what was measured, where and when, and what the card can do."""
-    session = bench.session
+    device = bench.device
     short = {
         f"matmul {name} TFLOP/s": 2 * device_peers.RATE_SIZE**3 / 1e12 / seconds
         for name, seconds in on_device.side_by_side(bench.cublas.short_formats(), 3).items()
@@ -64,40 +64,40 @@ def head_of(bench: Bench, codes: str) -> dict[str, Any]:
     clblast = bench.clblast
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": session.traits.describe(),
-        "driver": session.traits.driver_version,
+        "device": device.traits.describe(),
+        "driver": device.traits.driver_version,
         "versions": versions(),
         "peer": bench.cublas.name,
         "CLBlast": clblast if isinstance(clblast, str) else clblast.name,
-        "parameters": parameters_in_use(session, codes),
+        "parameters": parameters_in_use(device, codes),
         "idle": device_limits.smi(),
-        "limits": device_limits.limits(session) | short,
+        "limits": device_limits.limits(device) | short,
     }
 
 
 def loaded(bench: Bench, n: int = 4096) -> dict[str, Any]:
     """Look at the card while cuBLAS, and then clgemm, keeps it busy."""
-    g, session = on_device.problem("s", n, n, n), bench.session
-    operands = on_device.Operands(session, *(on_device.normal("s", n * n, i) for i in (1, 2)))
-    resident = on_device.Resident(session, g, operands)
-    run = resident.launches(tuner.config_for(session, g))
+    g, device = on_device.problem("s", n, n, n), bench.device
+    operands = on_device.Operands(device, *(on_device.normal("s", n * n, i) for i in (1, 2)))
+    resident = on_device.Resident(device, g, operands)
+    run = resident.launches(tuner.config_for(device, g))
     return {
         CUBLAS: device_limits.under_load(*bench.cublas.product(g, operands)[0]),
         CLGEMM: device_limits.under_load(run, resident.finish),
     }
 
 
-def forced_config(arguments: argparse.Namespace) -> Callable[[Session, Gemm], Config]:
+def forced_config(arguments: argparse.Namespace) -> Callable[[Device, Gemm], Config]:
     """Read --family and --config; without them the tuner decides."""
     if not arguments.family:
         return tuner.config_for
     family = BY_NAME[arguments.family]
     params: dict[str, int] | None = json.loads(arguments.config) if arguments.config else None
 
-    def config(session: Session, g: Gemm) -> Config:
+    def config(device: Device, g: Gemm) -> Config:
         if params:
             return Config.of(family.name, params)
-        return family.default(session.traits, PRECISIONS[g.precision])
+        return family.default(device.traits, PRECISIONS[g.precision])
 
     return config
 
@@ -126,11 +126,11 @@ def main() -> int:
     """Run the cases and print the tables."""
     arguments = parsed()
     start = time.perf_counter()
-    cublas, session = device_peers.CuBLAS.find(), sessions.current()
-    if session is None or session.traits.compute_capability is None:
+    cublas, device = device_peers.CuBLAS.find(), registry.current()
+    if device is None or device.traits.compute_capability is None:
         raise SystemExit("the device in use is no NVIDIA GPU; set CLGEMM_DEVICE=nvidia")
     bench = Bench(
-        session, cublas, device_peers.CLBlast.find(), forced_config(arguments), arguments.rounds
+        device, cublas, device_peers.CLBlast.find(), forced_config(arguments), arguments.rounds
     )
     head = head_of(bench, arguments.precisions)
     print(device_report.head(head), flush=True)

@@ -31,8 +31,7 @@ import clgemm
 from clgemm.cli.main import versions
 from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import processor
+from clgemm.runtime import processor, registry
 from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 
@@ -232,16 +231,16 @@ def main() -> int:
     if arguments.peer:
         answer()
         return 0
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise SystemExit("no OpenCL device can be used here")
     head = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": session.traits.describe(),
-        "driver": session.traits.driver_version,
+        "device": device.traits.describe(),
+        "driver": device.traits.driver_version,
         "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
         "versions": versions(),
-        "parameters": {c: tuner.tuned_for(session, c).origin for c in arguments.precisions},
+        "parameters": {c: tuner.tuned_for(device, c).origin for c in arguments.precisions},
     }
     print("\n".join(f"{k}: {v}" for k, v in head.items()))
     peers = [Peer(name) for name in arguments.core_types]

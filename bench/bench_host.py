@@ -30,14 +30,13 @@ import clgemm
 from clgemm.cli.main import versions
 from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import processor
+from clgemm.runtime import processor, registry
 from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 SMALL = 1024
@@ -182,7 +181,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def memory_kept(session: Session, calls: int, kinds: int) -> dict[str, Any]:
+def memory_kept(device: Device, calls: int, kinds: int) -> dict[str, Any]:
     """Make calls of mixed sizes and watch memory, the process' and the device's pool."""
     rng = np.random.default_rng(7)
     shapes = [tuple(int(x) for x in rng.integers(1, 400, 3)) for _ in range(kinds)]
@@ -196,7 +195,7 @@ def memory_kept(session: Session, calls: int, kinds: int) -> dict[str, Any]:
         if c[-1, -1] != k:
             raise SystemExit(f"{code}gemm {m} x {n} x {k}: WRONG")
         if call + 1 in {WARM, calls // 2, calls}:
-            pool = session.memory.used + session.memory.idle
+            pool = device.memory.used + device.memory.idle
             marks.append({"calls": call + 1, "resident": resident_bytes(), "pool": pool})
     first, last = ({x: mark[x] / 1e6 for x in ("resident", "pool")} for mark in marks[::2])
     print(
@@ -208,7 +207,7 @@ def memory_kept(session: Session, calls: int, kinds: int) -> dict[str, Any]:
     return {"kinds": kinds, "marks": marks}
 
 
-def head(session: Session) -> dict[str, Any]:
+def head(device: Device) -> dict[str, Any]:
     """Tell where and with what this was measured."""
     running = identity.openblas()
     kernels = "its BLAS does not tell its kernels"
@@ -217,8 +216,8 @@ def head(session: Session) -> dict[str, Any]:
         kernels = f"{running.core} kernels, {running.threads} threads{widest}"
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": session.traits.describe(),
-        "driver": session.traits.driver_version,
+        "device": device.traits.describe(),
+        "driver": device.traits.driver_version,
         "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
         "SciPy runs": kernels,
         "versions": versions(),
@@ -241,10 +240,10 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for."""
     arguments = parsed()
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise SystemExit("no OpenCL device can be used here")
-    facts = head(session)
+    facts = head(device)
     print("\n".join(f"{name}: {fact}" for name, fact in facts.items()))
     found: dict[str, Any] = {}
     if {"scipy", "small"} & set(arguments.parts):
@@ -256,7 +255,7 @@ def main() -> int:
     if "memory" in arguments.parts:
         # As many kinds as the first hundred calls see, then a new one with every call.
         found["memory"] = [
-            memory_kept(session, arguments.calls, kinds) for kinds in (25, arguments.calls)
+            memory_kept(device, arguments.calls, kinds) for kinds in (25, arguments.calls)
         ]
     if arguments.json:
         before = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}

@@ -25,13 +25,13 @@ from clgemm.errors import ClgemmError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
     from clgemm.kernels.gpu_tiled.family import GpuTiled
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 ROUNDS = 5
 
@@ -116,7 +116,7 @@ LADDER = (
 
 
 def tiled_config(
-    session: Session, precision: Precision, step: Step, params: dict[str, int]
+    device: Device, precision: Precision, step: Step, params: dict[str, int]
 ) -> Config | str:
     """Take a step's first tile that the device can run, or give the reason why it runs none."""
     family: GpuTiled = BY_NAME["gpu_tiled"]  # type: ignore[assignment]
@@ -132,34 +132,34 @@ def tiled_config(
                 width //= 2
             fitting[name] = width
         config = Config.of("gpu_tiled", params | fitting)
-        broken = list(family.broken_rules(session.traits, precision, config))
+        broken = list(family.broken_rules(device.traits, precision, config))
         if not broken:
             return config
         reason = broken[0]
     return f"left out, this is not so: {reason}"
 
 
-def rungs(session: Session, g: Gemm) -> list[tuple[str, int, Config | str, bool]]:
+def rungs(device: Device, g: Gemm) -> list[tuple[str, int, Config | str, bool]]:
     """List name, growth, configuration and whether it is taken as it stands, from the bottom up."""
     precision, params = PRECISIONS[g.precision], dict(PLAIN)
     found: list[tuple[str, int, Config | str, bool]] = []
     for step in LADDER:
         params |= step.changes
-        found.append((step.name, step.grows, tiled_config(session, precision, step, params), True))
+        found.append((step.name, step.grows, tiled_config(device, precision, step, params), True))
     for family in FAMILIES:
-        if family.supports(session.traits, precision) and family.name != "direct":
-            config = family.default(session.traits, precision)
+        if family.supports(device.traits, precision) and family.name != "direct":
+            config = family.default(device.traits, precision)
             found.append((f"default of {family.name}", 0, config, False))
-    found.append(("what the tuner takes", 0, tuner.config_for(session, g), False))
+    found.append(("what the tuner takes", 0, tuner.config_for(device, g), False))
     return found
 
 
-def climb(session: Session, code: str, n: int) -> list[dict[str, Any]]:
+def climb(device: Device, code: str, n: int) -> list[dict[str, Any]]:
     """Check and time every rung."""
     elements = (on_device.normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2))
-    operands = on_device.Operands(session, *elements)
+    operands = on_device.Operands(device, *elements)
     rows: list[dict[str, Any]] = []
-    for name, grows, config, whole in rungs(session, on_device.problem(code, n, n, n)):
+    for name, grows, config, whole in rungs(device, on_device.problem(code, n, n, n)):
         row: dict[str, Any] = {"step": name, "config": str(config)}
         rows.append(row)
         if isinstance(config, str):
@@ -167,7 +167,7 @@ def climb(session: Session, code: str, n: int) -> list[dict[str, Any]]:
             continue
         g = on_device.problem(code, *(n + grows,) * 3)
         try:
-            resident = on_device.Resident(session, g, operands)
+            resident = on_device.Resident(device, g, operands)
             run = resident.launches(config, whole=whole)
             row["error_over_bound"] = error = resident.error(run)
         except ClgemmError as fault:
@@ -191,17 +191,17 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.device:
         os.environ["CLGEMM_DEVICE"] = arguments.device
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise SystemExit("no OpenCL device can be used here")
-    n = arguments.n or (1536 if session.traits.kind == "cpu" else 4096)
-    print(f"{versions()}\n{session}, {arguments.precision}gemm, n = {n}\n")
-    rows = climb(session, arguments.precision, n)
+    n = arguments.n or (1536 if device.traits.kind == "cpu" else 4096)
+    print(f"{versions()}\n{device}, {arguments.precision}gemm, n = {n}\n")
+    rows = climb(device, arguments.precision, n)
     if arguments.json:
         head = {
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "device": session.traits.describe(),
-            "driver": session.traits.driver_version,
+            "device": device.traits.describe(),
+            "driver": device.traits.driver_version,
             "versions": versions(),
             "precision": arguments.precision,
             "n": n,

@@ -19,14 +19,13 @@ from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_packed.family import PLANNED
 from clgemm.kernels.family import GEMM_SIGNATURE, Config
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import device as sessions
-from clgemm.runtime import opencl
+from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 PROBE = """
 #define CHAINS 24  // more than latency times throughput of any FMA unit, fewer than the registers
@@ -64,19 +63,19 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
 KP, PANELS = 384, 8
 
 
-def rates(session: Session, precision: Precision, config: Config) -> tuple[float, float]:
+def rates(device: Device, precision: Precision, config: Config) -> tuple[float, float]:
     """Measure both, in GFLOP/s."""
-    family, units = BY_NAME["cpu_packed"], session.traits.compute_units
+    family, units = BY_NAME["cpu_packed"], device.traits.compute_units
     defines = {k: v for k, v in config.params if k not in PLANNED} | {"PACK_B": 1}
     spec = family.spec("", precision, Config.of(family.name, defines), GEMM_SIGNATURE)
-    program = opencl.build(session.context, source.text(spec) + PROBE)
+    program = opencl.build(device.context, source.text(spec) + PROBE)
     ce = 2 if precision.is_complex else 1
     mr, nr, vw = config["MR"], config["NR"], config["VW"]
     stride = ce * (nr * KP + PANELS * mr * KP + mr * nr) + 64
     memory = cl.Buffer(
-        session.context, cl.mem_flags.READ_WRITE, units * stride * precision.real_bytes + 65536
+        device.context, cl.mem_flags.READ_WRITE, units * stride * precision.real_bytes + 65536
     )
-    cl.enqueue_fill_buffer(session.queue, memory, np.zeros(1, np.float32), 0, memory.size // 4 * 4)
+    cl.enqueue_fill_buffer(device.queue, memory, np.zeros(1, np.float32), 0, memory.size // 4 * 4)
     probe = opencl.make_kernel(program, "fma_probe", [None, np.int32])
     micro = opencl.make_kernel(
         program, "micro_only", [None, np.int64, np.int32, np.int32, np.int32]
@@ -90,7 +89,7 @@ def rates(session: Session, precision: Precision, config: Config) -> tuple[float
     micro.set_args(memory, stride, KP, PANELS, repeats)
 
     def run(kernel: cl.Kernel) -> None:
-        cl.enqueue_nd_range_kernel(session.queue, kernel, (units,), (1,)).wait()
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (units,), (1,)).wait()
 
     times = timing.side_by_side({"probe": lambda: run(probe), "micro": lambda: run(micro)})
     return (
@@ -104,14 +103,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--precisions", default="sdcz")
     arguments = parser.parse_args()
-    session = sessions.current()
-    if session is None or session.traits.kind != "cpu":
+    device = registry.current()
+    if device is None or device.traits.kind != "cpu":
         raise SystemExit("the device in use is no CPU; set CLGEMM_DEVICE")
-    print(f"{versions()}\n{session}\n\n{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
+    print(f"{versions()}\n{device}\n\n{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
     for code in arguments.precisions:
         precision = PRECISIONS[code]
-        config = tuner.tuned_for(session, code).configs[0]
-        peak, rate = rates(session, precision, config)
+        config = tuner.tuned_for(device, code).configs[0]
+        peak, rate = rates(device, precision, config)
         print(f"{code:6}{peak:12.1f}{rate:14.1f}{100 * rate / peak:7.1f}%  {config}", flush=True)
     return 0
 

@@ -24,8 +24,7 @@ from clgemm.api.arguments import as_factor, as_flag, as_matrix, as_transposition
 from clgemm.cli.main import versions
 from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import transfer
+from clgemm.runtime import host_memory, registry
 from clgemm.runtime.kernel_runner import Ready, slots
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 REPEATS = 7
 
@@ -53,7 +52,7 @@ def operands(code: str, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return a, b
 
 
-def stages(session: Session, code: str, n: int) -> dict[str, float]:
+def stages(device: Device, code: str, n: int) -> dict[str, float]:
     """Time the parts of a call that goes to the device."""
     precision = PRECISIONS[code]
     a, b = operands(code, n)
@@ -61,13 +60,13 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
     engine.gemm(1.0, a, b, 0.0, c)
     known = next(
         known
-        for known in session.known.values()
+        for known in device.known.values()
         if known.problem[:4] == (code, n, n, n) and known.ready is not None
     )
     ready = known.ready
     if not isinstance(ready, Ready):
-        raise SystemExit(f"{session} gets copies: its calls have other parts than are timed here")
-    places = [transfer.place(session, x) for x in (a, b, c)]
+        raise SystemExit(f"{device} gets copies: its calls have other parts than are timed here")
+    places = [host_memory.place(device, x) for x in (a, b, c)]
     values = slots(known.problem, 1.0, 0.0, *places)
 
     def arguments() -> None:
@@ -81,7 +80,7 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
 
     def place() -> None:
         for x in (a, b, c):
-            transfer.place(session, x)
+            host_memory.place(device, x)
 
     found = {
         "arguments": microseconds(arguments),
@@ -95,7 +94,7 @@ def stages(session: Session, code: str, n: int) -> dict[str, float]:
     return found
 
 
-def rows(session: Session, code: str, n: int) -> dict[str, float]:
+def rows(device: Device, code: str, n: int) -> dict[str, float]:
     """Time whole calls, then the stages of one."""
     a, b = operands(code, n)
     ours, theirs = getattr(clgemm, code + "gemm"), getattr(scipy.linalg.blas, code + "gemm")
@@ -107,7 +106,7 @@ def rows(session: Session, code: str, n: int) -> dict[str, float]:
         found[f"clgemm.{code}gemm, CLGEMM_ROUTE={wish or 'unset'}"] = microseconds(
             lambda: ours(1.0, a, b)
         )
-    return found | {f"    {name}": t for name, t in stages(session, code, n).items()}
+    return found | {f"    {name}": t for name, t in stages(device, code, n).items()}
 
 
 def main() -> int:
@@ -116,12 +115,12 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--precisions", default="sdcz")
     arguments = parser.parse_args()
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise SystemExit("no OpenCL device can be used here")
-    print(f"{versions()}\n{session}, n = {arguments.n}, microseconds a call\n")
+    print(f"{versions()}\n{device}, n = {arguments.n}, microseconds a call\n")
     for code in arguments.precisions:
-        for name, t in rows(session, code, arguments.n).items():
+        for name, t in rows(device, code, arguments.n).items():
             print(f"{name:40}{t:9.2f}")
         print()
     return 0

@@ -26,15 +26,14 @@ import clgemm
 from clgemm.cli.main import versions
 from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import processor
+from clgemm.runtime import processor, registry
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.problem import Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 ROWS = 8  # of the result are compared
 COPIED_BYTES = 1 << 26  # by each thread, and over each bus
@@ -106,17 +105,17 @@ def expected(
     return np.sum(products, axis=0), 2 * k * precision.eps * np.sum(sizes, axis=0)
 
 
-def bus_rates(team: list[Session]) -> tuple[float, float]:
+def bus_rates(team: list[Device]) -> tuple[float, float]:
     """Measure the bytes a second to and from each device, by pinned memory, all at once."""
     flags: Any = cl.mem_flags
     ends = []
-    for session in team:
-        pinned = cl.Buffer(session.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, COPIED_BYTES)
+    for device in team:
+        pinned = cl.Buffer(device.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, COPIED_BYTES)
         both: Any = cl.map_flags.READ | cl.map_flags.WRITE
         memory, _ = cl.enqueue_map_buffer(
-            session.queue, pinned, both, 0, (COPIED_BYTES,), np.dtype("u1")
+            device.queue, pinned, both, 0, (COPIED_BYTES,), np.dtype("u1")
         )
-        ends.append((session.queue, cl.Buffer(session.context, flags.READ_WRITE, COPIED_BYTES),
+        ends.append((device.queue, cl.Buffer(device.context, flags.READ_WRITE, COPIED_BYTES),
                      memory))  # fmt: skip
 
     def seconds(*, up: bool) -> float:
@@ -134,19 +133,19 @@ def bus_rates(team: list[Session]) -> tuple[float, float]:
     return COPIED_BYTES / up, COPIED_BYTES / down
 
 
-def kernel_rate(team: list[Session], precision: Precision, n: int) -> float:
+def kernel_rate(team: list[Device], precision: Precision, n: int) -> float:
     """Measure the flops a second of all devices together, operands in their memory."""
     total = 0.0
     x = random_matrix(precision, n, 7)
-    for session in team:
-        with sessions.using(session):
+    for device in team:
+        with registry.using(device):
             there = clgemm.to_device(x)
             times = []
             for _ in range(REPEATS):
-                session.queue.finish()
+                device.queue.finish()
                 start = time.perf_counter()
                 clgemm.matmul(there, there)
-                session.queue.finish()
+                device.queue.finish()
                 times.append(time.perf_counter() - start)
         total += 2 * n**3 * (4 if precision.is_complex else 1) / min(times)
     return total
@@ -171,8 +170,8 @@ def copy_rate() -> float:
 
 def one(code: str, n: int, rounds: int) -> dict[str, Any]:
     """Time one product on the devices that CLGEMM_DEVICE names."""
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise SystemExit("no OpenCL device can be used here")
     precision, rng = PRECISIONS[code], np.random.default_rng(1)
     a, b = (random_matrix(precision, n, seed) for seed in (1, 2))
@@ -188,7 +187,7 @@ def one(code: str, n: int, rounds: int) -> dict[str, Any]:
         start = time.perf_counter()
         clgemm.matmul(a, b, out=c)
         times.append(time.perf_counter() - start)
-    team = [session, *sessions.others()]
+    team = [device, *registry.others()]
     del a, b, c
     flops = kernel_rate(team, precision, min(n, KERNEL_SIZE))
     rates = Rates(flops, *bus_rates(team), copy_rate())
@@ -200,7 +199,7 @@ def one(code: str, n: int, rounds: int) -> dict[str, Any]:
         "error": worst,
         "rates": rates._asdict(),
         "least_seconds": rates.least(
-            n, precision, len(team), copies=not session.traits.unified_memory
+            n, precision, len(team), copies=not device.traits.unified_memory
         ),
     }
 

@@ -34,8 +34,7 @@ from clgemm import settings
 from clgemm.cli.main import versions
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import device as sessions
-from clgemm.runtime import transfer
+from clgemm.runtime import host_memory, registry
 from clgemm.runtime.kernel_runner import Ready, slots
 from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
     from clgemm.tuning.cost_model import Model
 
 DTYPES = {"s": "f", "d": "d", "c": "F", "z": "D"}
@@ -61,10 +60,10 @@ PARTS = ("starts", "repeat", "full", "choice", "faults")
 DECIDED = 200  # times that deciding is timed
 
 
-def search(session: Session, code: str, mode: str, seconds: float, cache: Path) -> Model:
+def search(device: Device, code: str, mode: str, seconds: float, cache: Path) -> Model:
     """Search in a cache directory of its own."""
     os.environ |= {"CLGEMM_CACHE_DIR": str(cache), "CLGEMM_SHIPPED": "off"}
-    result = tuner.tune(session, code, Effort(mode, seconds))
+    result = tuner.tune(device, code, Effort(mode, seconds))
     failed = sum(not o.ok for o in result.outcomes)
     print(f"{mode}: {len(result.outcomes)} trials in {result.seconds:.1f} s, {failed} ruled out")
     for variant in result.model.variants:
@@ -72,7 +71,7 @@ def search(session: Session, code: str, mode: str, seconds: float, cache: Path) 
     return result.model
 
 
-def operands(session: Session, code: str, shape: Shape) -> tuple[Gemm, tuple[Any, Any, Any]]:
+def operands(device: Device, code: str, shape: Shape) -> tuple[Gemm, tuple[Any, Any, Any]]:
     """Make arrays for a shape, and describe their product as the driver would."""
     m, n, k, batch = shape[:4]
     rng = np.random.default_rng(4)
@@ -83,14 +82,14 @@ def operands(session: Session, code: str, shape: Shape) -> tuple[Gemm, tuple[Any
 
     a, b, c = some(m, k), some(k, n), some(m, n)
     problem = describe(Operand(a), Operand(b), c, reads_c=False)
-    return (problem if session.traits.unified_memory else problem.dense()), (a, b, c)
+    return (problem if device.traits.unified_memory else problem.dense()), (a, b, c)
 
 
-def product(session: Session, code: str, shape: Shape, config: Config) -> Callable[[], None]:
+def product(device: Device, code: str, shape: Shape, config: Config) -> Callable[[], None]:
     """Return what computes one product, of arrays that stay where they are."""
-    problem, arrays = operands(session, code, shape)
-    ready = Ready(session, BY_NAME[config.family].plan(session.traits, problem, config))
-    values = slots(problem, 1.0, 0.0, *(transfer.place(session, x) for x in arrays))
+    problem, arrays = operands(device, code, shape)
+    ready = Ready(device, BY_NAME[config.family].plan(device.traits, problem, config))
+    values = slots(problem, 1.0, 0.0, *(host_memory.place(device, x) for x in arrays))
 
     def run() -> None:
         assert arrays  # the device may share their memory
@@ -99,20 +98,20 @@ def product(session: Session, code: str, shape: Shape, config: Config) -> Callab
     return run
 
 
-def chosen(session: Session, model: Model, shape: Shape) -> Config:
+def chosen(device: Device, model: Model, shape: Shape) -> Config:
     """Return what a model chooses for a shape."""
-    direct = BY_NAME["direct"].default(session.traits, PRECISIONS[model.code])
-    return model.choose(operands(session, model.code, shape)[0]) or direct
+    direct = BY_NAME["direct"].default(device.traits, PRECISIONS[model.code])
+    return model.choose(operands(device, model.code, shape)[0]) or direct
 
 
 def against(
-    session: Session, code: str, shapes: Sequence[Shape], one: Model, other: Model
+    device: Device, code: str, shapes: Sequence[Shape], one: Model, other: Model
 ) -> list[float]:
     """Time two models' choices side by side; return the rates of one as parts of the other's."""
     ratios = []
     for shape in shapes:
-        configs = chosen(session, one, shape), chosen(session, other, shape)
-        runs = {str(c): product(session, code, shape, c) for c in configs}
+        configs = chosen(device, one, shape), chosen(device, other, shape)
+        runs = {str(c): product(device, code, shape, c) for c in configs}
         times = timing.side_by_side(runs, rounds=3)
         first, second = (times[str(c)].quartile for c in configs)  # others only add time
         ratios.append(second / first)
@@ -131,17 +130,17 @@ def _summary(ratios: Sequence[float]) -> str:
     return f"geometric mean {100 * mean:.1f} %, worst {100 * min(ratios):.1f} %"
 
 
-def choice(session: Session, model: Model) -> dict[str, Any]:
+def choice(device: Device, model: Model) -> dict[str, Any]:
     """Time every variant at shapes that were not timed: what the model's choice loses."""
     code, found, ratios = model.code, {}, []
     print(f"\n{code}gemm, variants in the order predicted: ms predicted / measured")
     for shape in SHAPES:
-        problem = operands(session, code, shape)[0]
-        config = chosen(session, model, shape)
+        problem = operands(device, code, shape)[0]
+        config = chosen(device, model, shape)
         places = [i for i, v in enumerate(model.variants)
                   if BY_NAME[v.config.family].accepts(problem)]  # fmt: skip
         guess = model.predict(problem, places)
-        runs = {str(i): product(session, code, shape, model.variants[i].config) for i in guess}
+        runs = {str(i): product(device, code, shape, model.variants[i].config) for i in guess}
         if not runs:
             continue
         times = {int(i): t.quartile for i, t in timing.side_by_side(runs, rounds=2).items()}
@@ -162,24 +161,24 @@ def choice(session: Session, model: Model) -> dict[str, Any]:
     return {"shapes": found, "of the best variant": ratios, "deciding, µs": micro}
 
 
-def parts_of(session: Session, code: str, arguments: Any, folder: Path) -> dict[str, Any]:
-    """Run what was asked for in one precision, in the session's process."""
+def parts_of(device: Device, code: str, arguments: Any, folder: Path) -> dict[str, Any]:
+    """Run what was asked for in one precision, in the device's process."""
     found: dict[str, Any] = {}
     parts, budget = arguments.parts, settings.tune_seconds()
     if not {"repeat", "full", "choice"} & set(parts):
         return found
     print(f"\n{code}gemm: the default budget")
-    default = search(session, code, "auto", budget, folder / f"{code} one")
+    default = search(device, code, "auto", budget, folder / f"{code} one")
     if "repeat" in parts:
         print("the default budget again: the first one's rate as a part of the second's")
-        other = search(session, code, "auto", budget, folder / f"{code} two")
-        found["repeat"] = against(session, code, tuple(standard(1024).values()), default, other)
+        other = search(device, code, "auto", budget, folder / f"{code} two")
+        found["repeat"] = against(device, code, tuple(standard(1024).values()), default, other)
     if "full" in parts:
         print("full: rates, and the default's as a part of the full search's")
-        full = search(session, code, "full", arguments.seconds, folder / f"{code} full")
-        found["full"] = against(session, code, SHAPES, default, full)
+        full = search(device, code, "full", arguments.seconds, folder / f"{code} full")
+        found["full"] = against(device, code, SHAPES, default, full)
     if "choice" in parts:
-        found["choice"] = choice(session, default)
+        found["choice"] = choice(device, default)
     return found
 
 
@@ -198,19 +197,19 @@ def main() -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
     }
-    session = sessions.current()
-    assert session is not None
-    found["device"] = session.traits.as_json()
-    print(f"device: {session.traits.describe()}")
+    device = registry.current()
+    assert device is not None
+    found["device"] = device.traits.as_json()
+    print(f"device: {device.traits.describe()}")
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         for code in arguments.precisions:
             found[code] = {}
             if "starts" in arguments.parts:
                 found[code]["starts"] = starts(arguments.n, code, arguments.repeats, here)
-            found[code] |= parts_of(session, code, arguments, here)
+            found[code] |= parts_of(device, code, arguments, here)
         if "faults" in arguments.parts:
-            found["faults"] = faults(session, here)
+            found["faults"] = faults(device, here)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1), "utf-8")
     return 0

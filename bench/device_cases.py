@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from on_device import Operands
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 SIZES = (512, 1024, 2048, 4096, 8192)
 LARGEST = {"s": 8192, "d": 8192, "c": 4096, "z": 4096}
@@ -72,7 +72,7 @@ def cases(sets: list[str], codes: str, sizes: list[int]) -> Iterator[Case]:
                         yield Case(kind, code, n, n, n)
 
 
-def fallback_operands(session: Session, case: Case, usual: Operands) -> Operands:
+def fallback_operands(device: Device, case: Case, usual: Operands) -> Operands:
     """Make large entries that meet zeros, with the rest at 2^-30.
 
     A row of such an A cannot be scaled so that halves hold it.
@@ -80,4 +80,4 @@ def fallback_operands(session: Session, case: Case, usual: Operands) -> Operands
     a, b = usual.a[: case.elements] * np.float32(2.0**-30), usual.b[: case.elements].copy()
     a[: case.m] = 1  # the first column of A ...
     b[:: case.k] = 0  # ... meets the first row of B
-    return on_device.Operands(session, a, b)
+    return on_device.Operands(device, a, b)

@@ -18,7 +18,7 @@ from clgemm.runtime.opencl import cl
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 PROBE = """
 #if IS_DOUBLE
@@ -93,30 +93,30 @@ def smi() -> dict[str, str]:
     return dict(zip(SMI.split(","), values, strict=False))
 
 
-def limits(session: Session) -> dict[str, float]:
+def limits(device: Device) -> dict[str, float]:
     """Measure the rates of FMA units, of fp64 tensor cores and of copies, by OpenCL."""
     found: dict[str, float] = {}
-    memory = [cl.Buffer(session.context, cl.mem_flags.READ_WRITE, COPY_BYTES) for _ in range(2)]
+    memory = [cl.Buffer(device.context, cl.mem_flags.READ_WRITE, COPY_BYTES) for _ in range(2)]
     for x in memory:
-        cl.enqueue_fill_buffer(session.queue, x, np.array(0.5, np.float32), 0, COPY_BYTES)
-    size = session.traits.compute_units * GROUPS * ITEMS
+        cl.enqueue_fill_buffer(device.queue, x, np.array(0.5, np.float32), 0, COPY_BYTES)
+    size = device.traits.compute_units * GROUPS * ITEMS
     for code in "sd":
         double = PRECISIONS[code].real == "double"
-        if double and not session.traits.fp64:
+        if double and not device.traits.fp64:
             continue
         text = f"#define IS_DOUBLE {int(double)}\n{PROBE}"
-        seconds = _probe(session, text, "fma_probe", memory[0], size)
+        seconds = _probe(device, text, "fma_probe", memory[0], size)
         found[f"FMA fp{64 if double else 32} TFLOP/s"] = 2 * 16 * REPEATS * size / seconds / 1e12
-    capability = session.traits.compute_capability
+    capability = device.traits.compute_capability
     if capability in {(8, 0), (9, 0)}:
         wide = int(capability == (9, 0))
         text = f"#define WIDE {wide}\n{TENSOR_PROBE}"
-        seconds = _probe(session, text, "tensor_probe", memory[0], size)
+        seconds = _probe(device, text, "tensor_probe", memory[0], size)
         flops = 8 * REPEATS * (size // 32) * 2 * (16 if wide else 8) * 8 * 4
         found["tensor fp64 TFLOP/s"] = flops / seconds / 1e12
-    copy = opencl.make_kernel(opencl.build(session.context, PROBE), "copy", [None, None])
+    copy = opencl.make_kernel(opencl.build(device.context, PROBE), "copy", [None, None])
     copy.set_args(*memory)
-    found["copy GB/s"] = 2 * COPY_BYTES / _timed(session, copy, COPY_BYTES // 16) / 1e9
+    found["copy GB/s"] = 2 * COPY_BYTES / _timed(device, copy, COPY_BYTES // 16) / 1e9
     return found
 
 
@@ -137,14 +137,14 @@ def under_load(run: Callable[[], None], finish: Callable[[], None]) -> dict[str,
     return answers[0]
 
 
-def _probe(session: Session, text: str, name: str, memory: cl.Buffer, size: int) -> float:
-    probe = opencl.make_kernel(opencl.build(session.context, text), name, [None, np.int32])
+def _probe(device: Device, text: str, name: str, memory: cl.Buffer, size: int) -> float:
+    probe = opencl.make_kernel(opencl.build(device.context, text), name, [None, np.int32])
     probe.set_args(memory, REPEATS)
-    return _timed(session, probe, size)
+    return _timed(device, probe, size)
 
 
-def _timed(session: Session, kernel: cl.Kernel, size: int) -> float:
+def _timed(device: Device, kernel: cl.Kernel, size: int) -> float:
     def run() -> None:
-        cl.enqueue_nd_range_kernel(session.queue, kernel, (size,), (ITEMS,))
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (size,), (ITEMS,))
 
-    return on_device.side_by_side({"": (run, session.queue.finish)}, 5)[""]
+    return on_device.side_by_side({"": (run, device.queue.finish)}, 5)[""]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from on_device import Operands, Resident
 
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 Run = tuple["Callable[[], None]", "Callable[[], None]"]
 """What enqueues, and what waits."""
@@ -146,13 +146,13 @@ class CLBlast:
                 return cls(ctypes.CDLL(name))
         return "CLBlast: absent; install libclblast1, or let CLBLAST_LIBRARY name the library"
 
-    def product(self, session: Session, resident: Resident) -> Run:
+    def product(self, device: Device, resident: Resident) -> Run:
         """Give what runs a problem on its buffers, and what waits."""
         g, scalar = resident.g, SCALARS[resident.g.precision]
         routine = self._library[f"CLBlast{g.precision.upper()}gemm"]
         size, handle = ctypes.c_size_t, ctypes.c_void_p
         a, b, c = (handle(x.int_ptr) for x in resident.buffers)
-        queue = handle(session.queue.int_ptr)
+        queue = handle(device.queue.int_ptr)
         arguments = (
             COLUMN_MAJOR, TRANSPOSED if g.trans_a else NORMAL, TRANSPOSED if g.trans_b else NORMAL,
             size(g.m), size(g.n), size(g.k),
@@ -165,14 +165,14 @@ class CLBlast:
             if status:
                 raise RuntimeError(f"CLBlast's {g.precision}gemm failed with status {status}")
 
-        return run, session.queue.finish
+        return run, device.queue.finish
 
-    def override(self, session: Session, code: str, parameters: dict[str, int]) -> None:
+    def override(self, device: Device, code: str, parameters: dict[str, int]) -> None:
         """Let the Xgemm kernel of a precision use other parameters from now on."""
         names = (ctypes.c_char_p * len(parameters))(*(name.encode() for name in parameters))
         values = (ctypes.c_size_t * len(parameters))(*parameters.values())
         status = self._library.CLBlastOverrideParameters(
-            ctypes.c_void_p(session.queue.device.int_ptr), b"Xgemm", CODES[code],
+            ctypes.c_void_p(device.queue.device.int_ptr), b"Xgemm", CODES[code],
             ctypes.c_size_t(len(parameters)), names, values,
         )  # fmt: skip
         if status:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 PEER_ROUNDS = 2  # of CLBlast, which is far behind
 FP32 = "CLGEMM_FP32"
@@ -34,7 +34,7 @@ class Bench:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     cublas, clblast : CuBLAS, CLBlast or str
         The peers; a string says why CLBlast is not there.
@@ -45,10 +45,10 @@ class Bench:
     """
 
     def __init__(
-        self, session: Session, cublas: CuBLAS, clblast: CLBlast | str,
-        forced: Callable[[Session, Gemm], Config], rounds: int,
+        self, device: Device, cublas: CuBLAS, clblast: CLBlast | str,
+        forced: Callable[[Device, Gemm], Config], rounds: int,
     ) -> None:  # fmt: skip
-        self.session, self.cublas, self.clblast = session, cublas, clblast
+        self.device, self.cublas, self.clblast = device, cublas, clblast
         self._config, self._rounds = forced, rounds
 
     def run(self, case: Case, operands: Operands) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class Bench:
         }  # fmt: skip
         runs: dict[str, Run] = {}
         for name, g in forms.items():
-            resident = on_device.Resident(self.session, g, operands)
-            config = self._config(self.session, g)
+            resident = on_device.Resident(self.device, g, operands)
+            config = self._config(self.device, g)
             row["configs"][name] = str(config)
             try:
                 run = resident.launches(config)
@@ -70,7 +70,7 @@ class Bench:
                 row["faults"][name] = str(fault).splitlines()[0]
         first = next(iter(forms.values()))
         runs_cublas, fetch = self.cublas.product(first, operands)
-        resident = on_device.Resident(self.session, first, operands)
+        resident = on_device.Resident(self.device, first, operands)
         self._admit(row, runs, CUBLAS, resident.error_of(fetch()), runs_cublas)
         row["seconds"] = on_device.side_by_side(runs, self._rounds)
         row["tflops"] = {
@@ -85,8 +85,8 @@ class Bench:
         if isinstance(self.clblast, str):
             return
         g = next(iter(case.forms.values()))
-        resident = on_device.Resident(self.session, g, operands)
-        run, finish = self.clblast.product(self.session, resident)
+        resident = on_device.Resident(self.device, g, operands)
+        run, finish = self.clblast.product(self.device, resident)
         runs: dict[str, Run] = {}
         try:
             self._admit(row, runs, name, resident.error(run, before=0.0), (run, finish))
@@ -114,28 +114,28 @@ def run_all(
 
     Then CLBlast's again, tuned.
     """
-    session, rows = bench.session, []
+    device, rows = bench.device, []
     for code in dict.fromkeys(case.code for case in found):
         ours = [case for case in found if case.code == code]
         if time.perf_counter() > until:
             break
         count = max(case.elements for case in ours)
         flat = (on_device.normal(code, count, seed) for seed in (1, 2))
-        usual = on_device.Operands(session, *flat)
+        usual = on_device.Operands(device, *flat)
         peers: list[tuple[Case, dict[str, Any]]] = []
         for case in ours:
             if time.perf_counter() > until:
                 break
-            choose_fp32(session, "fma" if case.kind == "fma" else "")
+            choose_fp32(device, "fma" if case.kind == "fma" else "")
             fallback = case.kind == "fallback"
             row = bench.run(
-                case, device_cases.fallback_operands(session, case, usual) if fallback else usual
+                case, device_cases.fallback_operands(device, case, usual) if fallback else usual
             )
             rows.append(row)
             if case.kind in {"squares", "skinny"}:
                 peers.append((case, row))
             print(device_report.line(row), flush=True)
-        choose_fp32(session, "")
+        choose_fp32(device, "")
         run_tuned(bench, usual, peers, tuned.get(code))
     return rows
 
@@ -148,7 +148,7 @@ def run_tuned(
     if not peers or not parameters or isinstance(bench.clblast, str):
         return
     try:
-        bench.clblast.override(bench.session, peers[0][0].code, parameters)
+        bench.clblast.override(bench.device, peers[0][0].code, parameters)
     except RuntimeError as fault:
         peers[0][1]["faults"][TUNED] = str(fault)
         peers.clear()
@@ -157,9 +157,9 @@ def run_tuned(
         print(device_report.line(row), flush=True)
 
 
-def choose_fp32(session: Session, way: str) -> None:
+def choose_fp32(device: Device, way: str) -> None:
     """Set CLGEMM_FP32; "": as it was when the bench began."""
     way = way or _FP32_BEFORE
     if os.environ.get(FP32, "auto") != way:
         os.environ[FP32] = way
-        session.tuned.clear()  # it decides what may compete
+        device.tuned.clear()  # it decides what may compete

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.kernels.family import Config
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 BLOCK_SECONDS = 0.02  # of runs between two looks at the clock: launching is hidden behind running
 SAMPLED = 48  # rows and columns of a result that are checked
@@ -56,16 +56,16 @@ class Operands:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     a, b : ndarray
         Flat; what op(A) and op(B) are made of, in column-major order.
     """
 
-    def __init__(self, session: Session, a: NDArray[Any], b: NDArray[Any]) -> None:
+    def __init__(self, device: Device, a: NDArray[Any], b: NDArray[Any]) -> None:
         self.a, self.b = a, b
         flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        self.buffers = [cl.Buffer(session.context, flags, hostbuf=x) for x in (a, b)]
+        self.buffers = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b)]
 
 
 class Resident:
@@ -73,7 +73,7 @@ class Resident:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     g : Gemm
         A dense problem.
@@ -81,14 +81,14 @@ class Resident:
         At least as many elements as the problem takes.
     """
 
-    def __init__(self, session: Session, g: Gemm, operands: Operands) -> None:
+    def __init__(self, device: Device, g: Gemm, operands: Operands) -> None:
         self.g = g
-        self._session = session
+        self._device = device
         self._a, self._b = operands.a[: g.m * g.k], operands.b[: g.k * g.n]
         self._scratch: Any = None
         self._kept: list[dict[str, Any]] = []
         self._c = np.empty(g.m * g.n, operands.a.dtype)
-        c = cl.Buffer(session.context, cl.mem_flags.READ_WRITE, self._c.nbytes)
+        c = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, self._c.nbytes)
         self.buffers = [*operands.buffers, c]
 
     def launches(self, config: Config, *, whole: bool = False) -> Callable[[], None]:
@@ -96,7 +96,7 @@ class Resident:
 
         `whole` plans as if the device had one compute unit, so that nothing is cut finer.
         """
-        session, traits = self._session, self._session.traits
+        device, traits = self._device, self._device.traits
         if whole:
             traits = replace(traits, compute_units=1)
         plan = BY_NAME[config.family].plan(traits, self.g, config)
@@ -106,43 +106,43 @@ class Resident:
         if plan.scratch_bytes:
             if self._scratch is None or self._scratch.size < plan.scratch_bytes:
                 flags = cl.mem_flags.READ_WRITE
-                self._scratch = cl.Buffer(session.context, flags, plan.scratch_bytes)
+                self._scratch = cl.Buffer(device.context, flags, plan.scratch_bytes)
             values["scratch"] = self._scratch
         if plan.counts:  # such a plan needs a fresh counter a run
             return lambda: self._run_counting(plan, values)
         ready = []
         for step in plan.steps:
             # A kernel object of its own keeps its arguments; two steps may share a kernel.
-            kernel = session.programs.another_kernel(step.kernel)
+            kernel = device.programs.another_kernel(step.kernel)
             kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))
             ready.append((kernel, step.global_size, step.local_size))
 
         def enqueue() -> None:
             for launch in ready:
-                cl.enqueue_nd_range_kernel(session.queue, *launch)
+                cl.enqueue_nd_range_kernel(device.queue, *launch)
 
         self._kept.append(values)  # OpenCL does not keep what kernels have as arguments
         return enqueue
 
     def _run_counting(self, plan: Any, values: dict[str, Any]) -> None:
-        values["counters"], values["cell"] = self._session.workspace.counter()
+        values["counters"], values["cell"] = self._device.workspace.counter()
         for step in plan.steps:
-            kernel = self._session.programs.kernel(step.kernel)
+            kernel = self._device.programs.kernel(step.kernel)
             kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))
             cl.enqueue_nd_range_kernel(
-                self._session.queue, kernel, step.global_size, step.local_size
+                self._device.queue, kernel, step.global_size, step.local_size
             )
 
     def finish(self) -> None:
         """Wait for what was enqueued."""
-        self._session.queue.finish()
+        self._device.queue.finish()
 
     def error(self, enqueue: Callable[[], None], before: float = np.nan) -> float:
         """Run once over a result full of NaN; return the largest sampled error over its bound.
 
         The bound is the a-priori one of a sum of k products, (k + 8) eps |A||B|.
         """
-        queue = self._session.queue
+        queue = self._device.queue
         cl.enqueue_fill_buffer(
             queue, self.buffers[2], np.array(before, self._c.dtype), 0, self._c.nbytes
         )

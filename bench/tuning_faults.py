@@ -16,12 +16,12 @@ from clgemm.tuning.store import lookup
 from clgemm.tuning.workers import worker
 
 if TYPE_CHECKING:
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 TESTS = Path(__file__).parents[1] / "tests"
 
 
-def faults(session: Session, folder: Path) -> dict[str, Any]:
+def faults(device: Device, folder: Path) -> dict[str, Any]:
     """Tune a family of which five configurations are broken."""
     sys.path.insert(0, str(TESTS))
     faulty: Any = import_module("faulty")
@@ -32,7 +32,7 @@ def faults(session: Session, folder: Path) -> dict[str, Any]:
         mock.patch.object(lookup, "FAMILIES", (faulty.FAULTY,)),
         mock.patch.object(worker.Worker, "command", (child,)),
     ):
-        result = tuner.tune(session, "s", Effort(seconds=settings.tune_seconds()))
+        result = tuner.tune(device, "s", Effort(seconds=settings.tune_seconds()))
     named = {faulty.NAMES[o.config["KIND"]]: o.status for o in result.outcomes if not o.ok}
     winners = [faulty.NAMES[v.config["KIND"]] for v in result.model.variants]
     print(f"\na family with five faults: {result.seconds:.1f} s, winner: {', '.join(winners)}")

@@ -21,13 +21,19 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import numpy as np
 
 from clgemm.api import device_arrays, small
-from clgemm.api.arguments import as_factor, as_flag, as_matrix, as_result, as_transposition
+from clgemm.api.arguments import (
+    as_factor,
+    as_flag,
+    as_matrix,
+    as_result,
+    as_transposition,
+    is_device_array,
+)
 from clgemm.api.drop_in import stands_in_for
-from clgemm.api.operands import is_device_array
 from clgemm.dispatch import engine
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
-from clgemm.problem import PRECISIONS
+from clgemm.problem import PRECISIONS, Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -162,7 +168,7 @@ def _gemm(
     trans_b: Any,
     overwrite_c: Any,
 ) -> NDArray[Any]:
-    """Read the arguments in the order SciPy reads them, and hand the product to the driver."""
+    """Read the arguments in the order SciPy reads them, and hand the product on."""
     plain = type(a) is np.ndarray and type(b) is np.ndarray and c is None
     if not plain and any(map(is_device_array, (a, b, c))):
         arguments = (alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
@@ -192,7 +198,7 @@ def _gemm(
         # A c left out is zeros, and zero times NaN or infinity shows.
         result = target = np.zeros(shape, dtype, "F")
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
-    engine.gemm(alpha, op_a, op_b, beta, target, conj_a=conj_a, conj_b=conj_b)
+    engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
     return result
 
 

@@ -22,15 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precision:
-    """One of the four BLAS precisions."""
+    """What there is to know of one element type."""
 
     code: str
     """BLAS letter: s, d, c or z."""
     dtype: np.dtype[Any]
     """NumPy type of an element, native byte order."""
     real: str
-    """OpenCL type of a real part: float or double."""
+    """OpenCL type of a real part."""
+    struct_format: str
+    """How `struct` packs an element that is a kernel's argument."""
     is_complex: bool
+    is_double: bool
+    """Whether a device needs double precision (cl_khr_fp64) for it."""
+    wide: str
+    """The precision in which references for its products are computed."""
 
     @property
     def itemsize(self) -> int:
@@ -38,9 +44,19 @@ class Precision:
         return self.dtype.itemsize
 
     @property
+    def parts(self) -> int:
+        """Real numbers of an element."""
+        return 2 if self.is_complex else 1
+
+    @property
     def real_bytes(self) -> int:
         """Bytes of a real part."""
-        return 4 if self.real == "float" else 8
+        return self.itemsize // self.parts
+
+    @property
+    def multiplications(self) -> int:
+        """Real multiplications of a product of two elements."""
+        return self.parts * self.parts
 
     @property
     def eps(self) -> float:
@@ -48,14 +64,24 @@ class Precision:
         return float(np.finfo(self.dtype).eps)
 
 
+def _precision(code: str, dtype: type, real: str, wide: str) -> Precision:
+    is_complex, is_double = np.dtype(dtype).kind == "c", real == "double"
+    parts = ("d" if is_double else "f") * (2 if is_complex else 1)
+    return Precision(code, np.dtype(dtype), real, parts, is_complex, is_double, wide)
+
+
 PRECISIONS: Mapping[str, Precision] = MappingProxyType(
     {
-        "s": Precision("s", np.dtype(np.float32), "float", is_complex=False),
-        "d": Precision("d", np.dtype(np.float64), "double", is_complex=False),
-        "c": Precision("c", np.dtype(np.complex64), "float", is_complex=True),
-        "z": Precision("z", np.dtype(np.complex128), "double", is_complex=True),
+        precision.code: precision
+        for precision in (
+            _precision("s", np.float32, "float", "d"),
+            _precision("d", np.float64, "double", "d"),
+            _precision("c", np.complex64, "float", "z"),
+            _precision("z", np.complex128, "double", "z"),
+        )
     }
 )
+"""One row an element type; everything else asks here."""
 BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType(
     {precision.dtype: precision for precision in PRECISIONS.values()}
 )
@@ -89,14 +115,15 @@ class Gemm(NamedTuple):
     aligned: bool = False
     """A and B are known to start on a multiple of `ALIGNMENT`."""
     offset_a: int = 0
-    """Elements before the first one; so for B and C."""
+    """Elements before the first one, as far as alignment goes: see `alignment_class`."""
     offset_b: int = 0
     offset_c: int = 0
 
     @property
     def flops(self) -> int:
         """Floating-point operations: 2mnk, four times that for complex elements."""
-        return 2 * self.m * self.n * self.k * self.batch * (4 if self.precision in "cz" else 1)
+        each = PRECISIONS[self.precision].multiplications
+        return 2 * self.m * self.n * self.k * self.batch * each
 
     @property
     def largest_bytes(self) -> int:
@@ -121,7 +148,7 @@ class Gemm(NamedTuple):
         return (a + b + self.m * self.n * self.batch) * PRECISIONS[self.precision].itemsize
 
     def dense(self) -> Gemm:
-        """Tell how the same problem looks after its matrices were copied without gaps."""
+        """Describe the same problem after its matrices were copied without gaps."""
         a_shape = (self.k, self.m) if self.trans_a else (self.m, self.k)
         b_shape = (self.n, self.k) if self.trans_b else (self.k, self.n)
         return self._replace(
@@ -138,17 +165,76 @@ class Gemm(NamedTuple):
 ALIGNMENT = 16  # bytes; what kernels rely on where a problem says `aligned`
 
 
+WIDEST = 16  # elements: no kernel reads or writes longer vectors
+
+
+def alignment_class(offset: int) -> int:
+    """Return the offset that stands for all that are multiples of the same power of two.
+
+    A plan depends on how long the vectors are that operands can be read in, and on nothing else of
+    an offset; what it was made for is bound at each launch.
+
+    Examples
+    --------
+    >>> [alignment_class(x) for x in (0, 1, 6, 12, 48, 7 * 16)]
+    [0, 1, 2, 4, 0, 0]
+    """
+    return offset & -offset & (WIDEST - 1)
+
+
+class Call(NamedTuple):
+    """One product with its data, C := alpha * op(A) @ op(B) + beta * C: what the faces hand on."""
+
+    alpha: complex
+    a: NDArray[Any]
+    """(m, k) or (batch, m, k): op(A) up to conjugation, with any strides."""
+    b: NDArray[Any]
+    """(k, n) or (batch, k, n)."""
+    beta: complex
+    c: NDArray[Any]
+    """(m, n) or (batch, m, n); written in place.  Column-major if it has a layout at all."""
+    conj_a: bool = False
+    conj_b: bool = False
+    transposed: bool = False
+    """Whether the caller's C is the transpose of this one: for people."""
+
+    @classmethod
+    def of(
+        cls, alpha: complex, a: NDArray[Any], b: NDArray[Any], beta: complex, c: NDArray[Any],
+        conj_a: bool = False, conj_b: bool = False,
+    ) -> Call:  # fmt: skip
+        """Make a call of operands in any order; a row-major C is seen as its transpose.
+
+        C.T = op(B).T @ op(A).T is the same memory, column-major.  This is the only place where that
+        is done.
+        """
+        if is_row_major(c.shape, c.strides, c.itemsize):
+            if c.ndim == 2:
+                return cls(alpha, b.T, a.T, beta, c.T, conj_b, conj_a, transposed=True)
+            a, b, c = a.swapaxes(-1, -2), b.swapaxes(-1, -2), c.swapaxes(-1, -2)
+            return cls(alpha, b, a, beta, c, conj_b, conj_a, transposed=True)
+        return cls(alpha, a, b, beta, c, conj_a, conj_b)
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """A and B, each with its conjugation."""
+        return Operand(self.a, self.conj_a), Operand(self.b, self.conj_b)
+
+
+def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Tell whether the elements of a matrix' rows are neighbours, and those of its columns not."""
+    rows, columns = shape[-2:]
+    if rows == 1:
+        return columns > 1 and strides[-1] == itemsize
+    return strides[-2] != itemsize
+
+
 class Operand(NamedTuple):
     """A matrix (or a stack of equal ones) as it takes part in a product."""
 
     data: NDArray[Any]
     """(rows, columns) or (batch, rows, columns): op(X) up to conjugation."""
     conj: bool = False
-
-    @property
-    def turned(self) -> Operand:
-        """The transposed operand, conjugated as before."""
-        return Operand(self.data.swapaxes(-1, -2), self.conj)
 
 
 class Layout(NamedTuple):
@@ -204,6 +290,17 @@ def address_of(x: NDArray[Any]) -> int:
     return int(x.__array_interface__["data"][0])
 
 
+def is_same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether two operands are the same matrix, one perhaps transposed.
+
+    Views of different bases count as different: asking for addresses takes microseconds.
+    """
+    if a is b:
+        return True
+    base = a if a.base is None else a.base
+    return base is (b if b.base is None else b.base) and address_of(a) == address_of(b)
+
+
 def aligned(x: NDArray[Any]) -> bool:
     """Tell whether an array begins at a multiple of its element's size."""
     # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
@@ -246,11 +343,10 @@ def layout_of(x: NDArray[Any]) -> Layout | None:
     return Layout(trans, ld // size, stride // size)
 
 
-def expressible(x: Operand) -> Operand:
+def expressible(x: NDArray[Any]) -> NDArray[Any]:
     """Return the operand itself, or a copy if no BLAS layout fits it."""
-    if layout_of(x.data) is not None:
+    if layout_of(x) is not None:
         return x
-    if x.data.ndim > 2 and x.data.strides[0] == 0:  # a stack of one matrix repeated
-        once = np.array(x.data[0], order="C")
-        return Operand(np.broadcast_to(once, x.data.shape), x.conj)
-    return Operand(np.array(x.data, order="C"), x.conj)
+    if x.ndim > 2 and x.strides[0] == 0:  # a stack of one matrix repeated
+        return np.broadcast_to(np.array(x[0], order="C"), x.shape)
+    return np.array(x, order="C")

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
 from clgemm.errors import ClgemmWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 DEFAULT_TUNE_SECONDS = 5.0
 FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may take
@@ -24,10 +29,12 @@ FP32_WAYS = ("auto", "fma")
 DEFAULT_STAGING_MB = 112.0
 
 
-# os.environ takes 0.7 us to say that a variable is not set, as much as a small product; the
-# dictionary within it 0.05 us.
 _VARIABLES: Any = getattr(os.environ, "_data", None)
-_ROUTE: Any = os.environ.encodekey("CLGEMM_ROUTE") if _VARIABLES is not None else None
+_ROUTE, _FP32 = (
+    (os.environ.encodekey(name) for name in ("CLGEMM_ROUTE", "CLGEMM_FP32"))
+    if _VARIABLES is not None
+    else (None, None)
+)
 
 
 @lru_cache(maxsize=64)
@@ -128,16 +135,68 @@ def tuning_enabled() -> bool:
     return tune_mode() != "off"
 
 
-def route() -> str:
+class Modes(NamedTuple):
+    """What a user may ask of all products, and what decides how each is computed."""
+
+    route: str = ROUTES[0]
     """``CLGEMM_ROUTE``: "device" or "host" sends every call there; "auto" chooses."""
-    if _VARIABLES is not None and _ROUTE not in _VARIABLES:
-        return ROUTES[0]
-    return _choice("CLGEMM_ROUTE", ROUTES)
+    fp32: str = FP32_WAYS[0]
+    """``CLGEMM_FP32``: "fma" computes fp32 with fp32 instructions only, never from halves."""
+
+
+_KNOWN_MODES: dict[tuple[Any, Any], Modes] = {}
+_OVERRIDDEN: ContextVar[Modes | None] = ContextVar("clgemm modes", default=None)
+
+
+def modes() -> Modes:
+    """Return the modes in force: of a `using` block of this thread, else of the environment."""
+    overridden = _OVERRIDDEN.get()
+    if overridden is not None:
+        return overridden
+    if _VARIABLES is None:
+        return _modes_of_environment()
+    # os.environ takes 0.7 us to say what a variable is, as much as a small product takes; the
+    # dictionary within it 0.05 us.
+    values = _VARIABLES.get(_ROUTE), _VARIABLES.get(_FP32)
+    known = _KNOWN_MODES.get(values)
+    if known is None:
+        known = _KNOWN_MODES[values] = _modes_of_environment()
+    return known
+
+
+def _modes_of_environment() -> Modes:
+    return Modes(_choice("CLGEMM_ROUTE", ROUTES), _choice("CLGEMM_FP32", FP32_WAYS))
+
+
+@contextmanager
+def using(**changes: str) -> Iterator[Modes]:
+    """Change modes inside a with block, in this thread (or asyncio task) alone.
+
+    Parameters
+    ----------
+    **changes : str
+        Fields of `Modes` by name.
+
+    Raises
+    ------
+    ValueError
+        If a mode has no such value.
+    """
+    allowed = {"route": ROUTES, "fp32": FP32_WAYS}
+    for name, value in changes.items():
+        if value not in allowed.get(name, ()):
+            known = "; ".join(f"{mode}: {', '.join(values)}" for mode, values in allowed.items())
+            raise ValueError(f"using: {name}={value!r} is no mode; there are {known}")
+    token = _OVERRIDDEN.set(modes()._replace(**changes))
+    try:
+        yield modes()
+    finally:
+        _OVERRIDDEN.reset(token)
 
 
 def splits_fp32() -> bool:
-    """``CLGEMM_FP32``: "fma" computes fp32 with fp32 instructions only, never from halves."""
-    return _choice("CLGEMM_FP32", FP32_WAYS) != "fma"
+    """Tell whether fp32 products may be computed from halves: see `Modes.fp32`."""
+    return modes().fp32 != "fma"
 
 
 def cache_dir() -> Path:

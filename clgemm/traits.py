@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from clgemm.problem import Precision
+
 
 def fingerprint_of(identity: Mapping[str, object]) -> str:
     """Hash a device's identity, from its traits or from a file, to 16 hexadecimal digits."""
@@ -51,6 +53,10 @@ class DeviceTraits:
     clock_mhz: int = 0
     processor: str = ""
     """Vendor, family and model of a CPU, whose name need not tell; "" elsewhere or if unknown."""
+
+    def has(self, precision: Precision) -> bool:
+        """Tell whether the device computes in a precision."""
+        return self.fp64 or not precision.is_double
 
     @property
     def identity(self) -> dict[str, str | int]:

@@ -1,25 +1,39 @@
 """What all tests share: a cache directory of their own, no tuning, and every device present."""
 
+# ruff: noqa: E402 - what is imported reads the environment, which is cleared first
+
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from typing import TYPE_CHECKING, Any
+
+# Before NumPy, SciPy and clgemm read them: what a test expects must not depend on how the host's
+# BLAS or clgemm are set up for other programs.  CLGEMM_DEVICE alone says where the tests run.
+SETTINGS = ("CLGEMM_", "OPENBLAS_", "GOTO_", "OMP_", "MKL_", "BLIS_", "VECLIB_")
+for _name in [x for x in os.environ if x.startswith(SETTINGS) and x != "CLGEMM_DEVICE"]:
+    del os.environ[_name]
 
 import numpy as np
 import pytest
 
-# Before clgemm reads them: tests must neither use nor change the user's own cache, must not depend
-# on timings, and must reach the device with matrices small enough to check thoroughly.
+# Tests must neither use nor change the user's own cache, must not depend on timings, and must reach
+# the device with matrices small enough to check thoroughly.
 os.environ["CLGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-tests-")
-os.environ.setdefault("CLGEMM_TUNE", "off")
-os.environ.setdefault("CLGEMM_ROUTE", "device")
+os.environ["CLGEMM_TUNE"] = "off"
+os.environ["CLGEMM_ROUTE"] = "device"
 os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
 
 from clgemm import settings
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.kernels import FAMILIES
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import devices, registry
 from clgemm.runtime.choice import wanted
+
+if TYPE_CHECKING:
+    from clgemm.kernels.family import KernelFamily
+    from clgemm.traits import DeviceTraits
 
 
 def pytest_unconfigure() -> None:
@@ -28,17 +42,81 @@ def pytest_unconfigure() -> None:
 
 
 def working_devices() -> list[devices.Found]:
-    """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names."""
-    return [f for f in wanted(devices.find(), settings.device()) if not devices.works(f.device)]
+    """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names.
+
+    A platform of that name comes first: "intel" is Intel's runtime, not every one of an Intel CPU.
+    """
+    wish = settings.device()
+    named = [f for f in wanted(devices.find(), wish) if not devices.works(f.device)]
+    platforms = [f for f in named if wish.lower() in f.traits.platform.lower()]
+    return platforms or named
 
 
 DEVICES = working_devices()
 
 
+def runs(family: KernelFamily, traits: DeviceTraits, codes: str = "sdcz") -> bool:
+    """Tell whether a device can run a family in one of some precisions."""
+    return any(family.supports(traits, PRECISIONS[code]) for code in codes)
+
+
+def pytest_report_header() -> list[str]:
+    """Name the devices that tests run on, and what no test can run on them."""
+    lines = []
+    for found in DEVICES:
+        missing = [family.name for family in FAMILIES if not runs(family, found.traits)]
+        without = f", without {', '.join(missing)}" if missing else ""
+        lines.append(f"device: {found.traits.describe()}{without}")
+    return lines or ["device: none that works"]
+
+
+def why_not(item: pytest.Item) -> str | None:
+    """Say why the device of a test's row cannot run it; None if it can.
+
+    A row is run by a family: that of its parameter `family`, or one of those that the marker
+    `families` names, in the precision of its parameter `code`.
+    """
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    if "device" not in params:
+        return None
+    traits, codes = params["device"].traits, params.get("code", "sdcz")
+    marker = item.get_closest_marker("families")
+    names = marker.args if marker else [params["family"].name] if "family" in params else []
+    if not names or any(runs(f, traits, codes) for f in FAMILIES if f.name in names):
+        return None
+    return f"{' and '.join(names)} cannot run on {traits.describe()}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a device, and leave out the rows that their device cannot run.
+
+    If those are all rows of a test, one stays, and is skipped.
+    """
+    for item in items:
+        if "device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.device)
+    able = {item.nodeid.split("[")[0] for item in items if why_not(item) is None}
+    kept, left_out = [], []
+    for item in items:
+        why, name = why_not(item), item.nodeid.split("[")[0]
+        if why is None:
+            kept.append(item)
+        elif name in able:
+            left_out.append(item)
+        else:
+            able.add(name)
+            item.add_marker(pytest.mark.skip(reason=why))
+            kept.append(item)
+    items[:] = kept
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(params=DEVICES, ids=lambda found: found.traits.platform.split()[0])
-def session(request: pytest.FixtureRequest) -> sessions.Session:
-    """Give a session on each device present, in turn."""
-    return sessions.open_session(request.param)
+def device(request: pytest.FixtureRequest) -> registry.Device:
+    """Give a device on each device present, in turn."""
+    return registry.open_device(request.param)
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
-"""What tests of faults share: devices that are not here, warnings heard, fresh interpreters."""
+"""What tests share: devices that are not here, rows of cases, warnings, fresh interpreters."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import random
 import subprocess
 import sys
 import warnings
@@ -10,8 +12,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from clgemm.dispatch import engine
 from clgemm.errors import ClgemmWarning
-from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.problem import PRECISIONS, Call, Operand, describe
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
 
@@ -34,6 +37,33 @@ GPU = replace(
 )  # fmt: skip
 
 
+def pairwise(*parameters):
+    """Give rows of one value a parameter, such that any two values of two of them are in a row.
+
+    Most faults show where two parameters meet; all rows of a full product would take too long.
+    Values are taken greedily, and the rows are the same each time.
+    """
+    choices = [list(values) for values in parameters]
+    chance, count = random.Random(len(choices)), range(len(choices))
+    wanted = {
+        ((i, x), (j, y))
+        for i, j in itertools.combinations(count, 2)
+        for x, y in itertools.product(range(len(choices[i])), range(len(choices[j])))
+    }
+    rows = []
+    while wanted:
+        row = dict(min(wanted))  # places of the values chosen so far, by parameter
+        for i in chance.sample([i for i in count if i not in row], len(choices) - 2):
+            gains = [
+                sum(tuple(sorted([(i, x), other])) in wanted for other in row.items())
+                for x in range(len(choices[i]))
+            ]
+            row[i] = chance.choice([x for x, gain in enumerate(gains) if gain == max(gains)])
+        wanted -= set(itertools.combinations(sorted(row.items()), 2))
+        rows.append(tuple(choices[i][row[i]] for i in count))
+    return rows
+
+
 def as_data(config, **changes):
     """Give a configuration as the store has it."""
     return {"family": config.family, "params": dict(config.params) | changes}
@@ -50,6 +80,20 @@ def square(n, code="s"):
     """Describe a product of square column-major matrices."""
     x = np.empty((n, n), PRECISIONS[code].dtype, order="F")
     return describe(Operand(x), Operand(x), x, reads_c=False)
+
+
+def gemm(alpha, a, b, beta, c, *, conj_a=False, conj_b=False):
+    """Compute as the faces do once they have read their arguments."""
+    engine.compute(Call.of(alpha, a, b, beta, c, conj_a, conj_b))
+
+
+def as_given(call):
+    """Return what a face passed on, before a row-major C was seen as its transpose."""
+    alpha, a, b, beta, c, conj_a, conj_b, transposed = call
+    if transposed:
+        a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
+        conj_a, conj_b = conj_b, conj_a
+    return alpha, a, b, beta, c, {"conj_a": conj_a, "conj_b": conj_b}
 
 
 def heard(call):
@@ -81,22 +125,22 @@ def run_python(program, *arguments, timeout=60, **environment):
     )
 
 
-def read_scratch(session, nbytes):
-    """Return what the first bytes of the scratch memory of a session's last call hold."""
-    memory = session.workspace.lease(nbytes)
+def read_scratch(device, nbytes):
+    """Return what the first bytes of the scratch memory of a device's last call hold."""
+    memory = device.scratch.lease(nbytes)
     host = np.empty(memory.size, np.uint8)
-    cl.enqueue_copy(session.queue, host, memory).wait()
-    session.workspace.release(memory)
+    cl.enqueue_copy(device.queue, host, memory).wait()
+    device.scratch.release(memory)
     return host[:nbytes]
 
 
-def write_scratch(session, values):
-    """Put an array's bytes at the start of the scratch memory of a session's next call."""
-    memory = session.workspace.lease(values.nbytes)
+def write_scratch(device, values):
+    """Put an array's bytes at the start of the scratch memory of a device's next call."""
+    memory = device.scratch.lease(values.nbytes)
     host = np.zeros(memory.size, np.uint8)
     host[: values.nbytes] = values.reshape(-1).view(np.uint8)
-    cl.enqueue_copy(session.queue, memory, host).wait()
-    session.workspace.release(memory)
+    cl.enqueue_copy(device.queue, memory, host).wait()
+    device.scratch.release(memory)
 
 
 class Differences:
@@ -104,7 +148,7 @@ class Differences:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     nbytes : int
         How much is looked at: whole words of four bytes.
@@ -117,12 +161,12 @@ class Differences:
             atomic_inc(count);
     }"""
 
-    def __init__(self, session, nbytes):
+    def __init__(self, device, nbytes):
         flags = cl.mem_flags.READ_WRITE
-        self._queue, self._words = session.queue, (nbytes // 4,)
-        self._kept = cl.Buffer(session.context, flags, nbytes)
-        self._count = cl.Buffer(session.context, flags, 4)
-        self._kernel = cl.Program(session.context, self.SOURCE).build().differences
+        self._queue, self._words = device.queue, (nbytes // 4,)
+        self._kept = cl.Buffer(device.context, flags, nbytes)
+        self._count = cl.Buffer(device.context, flags, 4)
+        self._kernel = cl.Program(device.context, self.SOURCE).build().differences
 
     def remember(self, memory):
         """Keep what the memory holds now, and return it."""

@@ -210,12 +210,12 @@ def test_no_module_imports_itself_by_way_of_others():
         ("driver", "from . import blas", "upward"),
         ("driver", "def f():\n    import clgemm.blas", "upward"),
         ("driver", "import clgemm", "upward"),
-        ("runtime.session", "from clgemm.tuning import tuner", "upward"),
-        ("runtime.session", "from ..tuning import tuner", "upward"),
+        ("runtime.device", "from clgemm.tuning import tuner", "upward"),
+        ("runtime.device", "from ..tuning import tuner", "upward"),
         ("kernels.direct", "import pyopencl", "text and integers"),
         ("kernels.direct", "import scipy", "text and integers"),
         ("driver", "import scipy.linalg.blas", "looked up in scipy_blas"),
-        ("kernels.direct", "from clgemm.runtime import device as session", "text and integers"),
+        ("kernels.direct", "from clgemm.runtime import device as device", "text and integers"),
         (
             "kernels.direct",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from clgemm.runtime import x",
@@ -232,7 +232,7 @@ def test_no_module_imports_itself_by_way_of_others():
     ],
 )
 def test_a_violation_is_noticed(module, text, complaint, tmp_path):
-    for name in ("blas", "driver", "transfer", "runtime.opencl", "runtime.session",
+    for name in ("blas", "driver", "transfer", "runtime.opencl", "runtime.device",
                  "tuning.tuner", "tuning.store", "kernels.family"):  # fmt: skip
         place = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
         place.parent.mkdir(exist_ok=True)
@@ -272,6 +272,7 @@ def test_a_circle_is_noticed(tmp_path):
     assert cycles(tmp_path) == ["errors", "problem", "traits"]
 
 
+@pytest.mark.process
 def test_importing_clgemm_loads_no_opencl():
     program = """
 import sys
@@ -348,6 +349,7 @@ def test_every_kernel_file_is_used():
     assert {path.name for path in PACKAGE.rglob("*.cl")} == used
 
 
+@pytest.mark.process
 def test_kernel_files_are_read_as_resources(tmp_path):
     """A package in a zip archive has no files: only importlib.resources can read its data."""
     archive = tmp_path / "clgemm.zip"

@@ -17,7 +17,7 @@ from helpers import GPU
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():
@@ -67,11 +67,11 @@ def test_forms_are_all_transposes_and_an_odd_size():
     assert (forms["n+1"].m, forms["n+1"].lda) == (2049, 2049)
 
 
-def test_fallback_operands_hide_small_entries_behind_large_ones(session):
+def test_fallback_operands_hide_small_entries_behind_large_ones(device):
     case = device_cases.Case("fallback", "s", 7, 7, 6)
-    usual = on_device.Operands(session, *(on_device.normal("s", 64, seed) for seed in (1, 2)))
+    usual = on_device.Operands(device, *(on_device.normal("s", 64, seed) for seed in (1, 2)))
     before = usual.a.copy()
-    found = device_cases.fallback_operands(session, case, usual)
+    found = device_cases.fallback_operands(device, case, usual)
     a, b = (x[:42].reshape(-1, ld) for x, ld in ((found.a, 7), (found.b, 6)))
     assert np.all(a[0] == 1)
     assert np.all(b[:, 0] == 0)
@@ -92,18 +92,18 @@ class Peer:
         return (lambda: None, lambda: None), lambda: c.ravel() + np.float32(self.wrong)
 
 
-def rows_of(session, monkeypatch, peer, config=None):
+def rows_of(device, monkeypatch, peer, config=None):
     monkeypatch.setattr(device_cases, "SKINNY", ((8, 24, 40),))
     monkeypatch.setattr(device_cases, "LEAST", {})
     monkeypatch.setenv("CLGEMM_FP32", "auto")
     monkeypatch.setattr(on_device, "BLOCK_SECONDS", 1e-6)
-    direct = BY_NAME["direct"].default(session.traits, PRECISIONS["s"])
-    bench = device_rows.Bench(session, peer, "CLBlast: absent", lambda *_: config or direct, 1)
+    direct = BY_NAME["direct"].default(device.traits, PRECISIONS["s"])
+    bench = device_rows.Bench(device, peer, "CLBlast: absent", lambda *_: config or direct, 1)
     return device_rows.run_all(bench, list(device_cases.cases(device_cases.SETS, "s", [20])), {})
 
 
-def test_every_row_is_checked_timed_and_shown(session, monkeypatch):
-    rows = rows_of(session, monkeypatch, Peer())
+def test_every_row_is_checked_timed_and_shown(device, monkeypatch):
+    rows = rows_of(device, monkeypatch, Peer())
     assert [row["kind"] for row in rows] == list(device_cases.SETS)
     assert not any(row["faults"] for row in rows)
     for row in rows:
@@ -121,14 +121,14 @@ def test_every_row_is_checked_timed_and_shown(session, monkeypatch):
     assert "More than 10 % below NN" in text
 
 
-def test_a_wrong_peer_is_not_timed(session, monkeypatch):
-    for row in rows_of(session, monkeypatch, Peer(wrong=1.0)):
+def test_a_wrong_peer_is_not_timed(device, monkeypatch):
+    for row in rows_of(device, monkeypatch, Peer(wrong=1.0)):
         assert "WRONG" in row["faults"]["cuBLAS"]
         assert "cuBLAS" not in row["tflops"]
 
 
-def test_no_case_begins_after_the_given_time(session):
-    bench = device_rows.Bench(session, Peer(), "CLBlast: absent", None, 1)
+def test_no_case_begins_after_the_given_time(device):
+    bench = device_rows.Bench(device, Peer(), "CLBlast: absent", None, 1)
     assert device_rows.run_all(bench, list(device_cases.cases(["squares"], "s", [20])), {}, 0) == []
 
 
@@ -150,11 +150,11 @@ def test_the_fastest_of_clblasts_tuner_is_taken(tmp_path):
 
 
 @pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-def test_a_wrong_result_is_noticed(session, ops):
+def test_a_wrong_result_is_noticed(device, ops):
     g = on_device.problem("s", 33, 21, 17, ops)
     a, b = (on_device.normal("s", 33 * 33, seed) for seed in (1, 2))
-    resident = on_device.Resident(session, g, on_device.Operands(session, a, b))
-    config = BY_NAME["direct"].default(session.traits, PRECISIONS["s"])
+    resident = on_device.Resident(device, g, on_device.Operands(device, a, b))
+    config = BY_NAME["direct"].default(device.traits, PRECISIONS["s"])
     assert resident.error(resident.launches(config)) <= 1
     assert resident.error(lambda: None) == np.inf, "NaN was left where no result was written"
     left = a[: 33 * 17].reshape((33, 17) if g.trans_a else (17, 33))
@@ -171,10 +171,10 @@ def test_a_wrong_result_stops_the_bench_of_the_host(monkeypatch):
         bench_host.beside_scipy("s", [5], 1)
 
 
-def test_a_slow_call_breaks_the_rule(session, monkeypatch, capsys):
+def test_a_slow_call_breaks_the_rule(device, monkeypatch, capsys):
     times = {"SciPy": 10e-6, "clgemm": 12.6e-6}
     monkeypatch.setattr(bench_host, "alternating", lambda *_: times)
-    with sessions.using(session):
+    with registry.using(device):
         (row,) = bench_host.beside_scipy("d", [8], 1)
         assert not row["holds"]
         times["clgemm"] = 12.4e-6
@@ -183,9 +183,9 @@ def test_a_slow_call_breaks_the_rule(session, monkeypatch, capsys):
     assert "1 of 1 within" in capsys.readouterr().out
 
 
-def test_the_bench_of_memory_counts_from_the_hundredth_call(session):
-    with sessions.using(session):
-        found = bench_host.memory_kept(session, 300, 25)
+def test_the_bench_of_memory_counts_from_the_hundredth_call(device):
+    with registry.using(device):
+        found = bench_host.memory_kept(device, 300, 25)
     assert [mark["calls"] for mark in found["marks"]] == [100, 150, 300]
     assert all(mark["resident"] > 1e6 for mark in found["marks"])
 
@@ -208,14 +208,14 @@ def test_ways_that_are_timed_together_are_called_equally_often(monkeypatch):
     assert found["slow"] > 2 * found["fast"]
 
 
-def test_the_bench_of_several_devices_times_what_is_right(session, monkeypatch, capsys):
-    monkeypatch.setattr(sessions, "_current", session)
+def test_the_bench_of_several_devices_times_what_is_right(device, monkeypatch, capsys):
+    monkeypatch.setattr(registry, "_current", device)
     monkeypatch.setattr(
         sys, "argv", ["bench_several.py", "--one", "--n", "70", "--precision", "s", "--rounds", "2"]
     )
     assert bench_several.main() == 0
     row = json.loads(capsys.readouterr().out)
-    assert row["devices"] == [session.traits.describe()]
+    assert row["devices"] == [device.traits.describe()]
     assert len(row["seconds"]) == 2
     assert 0 < row["error"] <= 1
     monkeypatch.setattr(bench_several.clgemm, "matmul", lambda a, b: 1.001 * (a @ b))
@@ -223,12 +223,12 @@ def test_the_bench_of_several_devices_times_what_is_right(session, monkeypatch, 
         bench_several.main()
 
 
-def test_every_stage_of_a_call_is_run(session, monkeypatch):
-    if not session.traits.unified_memory:
+def test_every_stage_of_a_call_is_run(device, monkeypatch):
+    if not device.traits.unified_memory:
         pytest.skip("calls with copies have other stages")
     runs = []
     monkeypatch.setattr(bench_overhead, "microseconds", lambda run: runs.append(run()) or 1.0)
-    with sessions.using(session):
-        found = bench_overhead.stages(session, "s", 8)
+    with registry.using(device):
+        found = bench_overhead.stages(device, "s", 8)
     assert len(runs) == len(found) == 6
     assert found["rest of driver"] == 1 - 3

@@ -12,16 +12,16 @@ from clgemm.kernels.family import KernelSpec
 from clgemm.problem import PRECISIONS, Operand
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
-from clgemm.runtime.device import Session
+from clgemm.runtime.device import Device
 from clgemm.tuning.measure.verify import run_once
 
 
-def multiply(session):
+def multiply(device):
     x = np.asfortranarray(np.arange(9, dtype=np.float32).reshape(3, 3))
     c = np.empty((3, 3), np.float32, order="F")
     run_once(
-        session,
-        BY_NAME["direct"].default(session.traits, PRECISIONS["s"]),
+        device,
+        BY_NAME["direct"].default(device.traits, PRECISIONS["s"]),
         Operand(x),
         Operand(x),
         c,
@@ -30,10 +30,10 @@ def multiply(session):
 
 
 @pytest.fixture
-def fresh(session, tmp_path):
-    """Return a maker of sessions that keep programs in a folder of this test."""
-    found = next(f for f in DEVICES if f.traits == session.traits)
-    return lambda: Session(found, "test", Binaries(tmp_path / "programs", "print"))
+def fresh(device, tmp_path):
+    """Return a maker of registry that keep programs in a folder of this test."""
+    found = next(f for f in DEVICES if f.traits == device.traits)
+    return lambda: Device(found, "test", Binaries(tmp_path / "programs", "print"))
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_second_session_compiles_nothing(fresh, compiled, tmp_path):
     assert len(compiled) == 1
 
 
-def test_the_kernel_that_tries_a_device_is_compiled_once(session, compiled, tmp_path):
-    device = next(f for f in DEVICES if f.traits == session.traits).device
+def test_the_kernel_that_tries_a_device_is_compiled_once(device, compiled, tmp_path):
+    device = next(f for f in DEVICES if f.traits == device.traits).device
     kept = Binaries(tmp_path / "programs", "print")
     for _ in range(3):
         assert devices.works(device, kept) == ""
@@ -87,10 +87,10 @@ def test_binary_the_driver_refuses_is_built_again(fresh, compiled, monkeypatch):
     assert len(compiled) == 2
 
 
-def test_unwritable_folder_is_no_obstacle(session, tmp_path):
+def test_unwritable_folder_is_no_obstacle(device, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    found = next(f for f in DEVICES if f.traits == session.traits)
-    multiply(Session(found, "test", Binaries(tmp_path / "file" / "programs", "print")))
+    found = next(f for f in DEVICES if f.traits == device.traits)
+    multiply(Device(found, "test", Binaries(tmp_path / "file" / "programs", "print")))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -113,9 +113,9 @@ def test_no_damaged_binary_is_handed_out(tmp_path):
         assert binaries.load("text") is None
 
 
-def test_refused_source_names_device_and_log(session):
+def test_refused_source_names_device_and_log(device):
     spec = KernelSpec(("direct/gemm.cl",), "direct", (("ELEM", 1),), "i")
     with pytest.raises(BuildError) as caught:
-        session.programs.kernel(spec)
-    assert session.traits.describe() in str(caught.value)
+        device.programs.kernel(spec)
+    assert device.traits.describe() in str(caught.value)
     assert "error" in str(caught.value)

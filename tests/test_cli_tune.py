@@ -11,8 +11,7 @@ from helpers import CPU
 from clgemm.cli import main, tune
 from clgemm.errors import TuningError
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.tuning import results, shapes, tuner
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.outcome import CHECK, TRY, VET, Outcome
@@ -35,10 +34,10 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def device(session):
+def device(device):
     """Each device present, in use, without parameters."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    with sessions.using(sessions.Session(found, "a test")) as fresh:
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    with registry.using(registry.Device(found, "a test")) as fresh:
         yield fresh
 
 
@@ -46,6 +45,8 @@ def entry_of(device):
     return lookup.store_for(device.traits).read()["s"]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_tune_stores_and_shows_what_it_found(device, capsys):
     # Long enough for the default on busy cores, whatever is tried beside it.
     assert main.main(["tune", "--precision", "s", "--seconds", "6", *SIZES]) == 0
@@ -67,6 +68,8 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert device.tuned["s"].origin.startswith("tuned")
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_tune_searches_again_whatever_is_stored(device):
     arguments = ["tune", "--precision", "s", "--seconds", "1", *SIZES]
     assert main.main(arguments) == 0
@@ -75,6 +78,8 @@ def test_tune_searches_again_whatever_is_stored(device):
     assert entry_of(device) != first
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     attempt, tried = worker.Worker.attempt, []
 
@@ -94,6 +99,7 @@ def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     assert entry_of(device)["variants"]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("device")
 def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
     def at_once(*_arguments, **_more):
@@ -116,8 +122,8 @@ def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
 def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
     asked = []
 
-    def tune(session, code, effort):
-        assert session is device
+    def tune(device, code, effort):
+        assert device is device
         asked.append((code, effort))
         raise TuningError("that is enough")
 
@@ -129,17 +135,17 @@ def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
     assert effort.keeps_on_interrupt
 
 
-def test_a_device_is_named_as_in_the_environment(session, capsys, monkeypatch):
+def test_a_device_is_named_as_in_the_environment(device, capsys, monkeypatch):
     asked = []
     result = results.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
     monkeypatch.setattr(tuner, "tune", lambda s, *_: asked.append(s.traits) or result)
     monkeypatch.setattr(tune, "_print_result", lambda *_: None)
-    assert main.main(["tune", "--device", session.traits.platform]) == 0
-    assert asked == [session.traits]
+    assert main.main(["tune", "--device", device.traits.platform]) == 0
+    assert asked == [device.traits]
     assert main.main(["tune", "--device", "abacus"]) == 1
     error = capsys.readouterr().err
     assert "--device 'abacus' names no device" in error
-    assert session.traits.describe() in error
+    assert device.traits.describe() in error
 
 
 @pytest.mark.parametrize(
@@ -153,6 +159,7 @@ def test_what_the_parser_refuses(arguments, capsys):
     assert arguments[1] in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
     monkeypatch.setattr(tune, "PLOT_SIZES", (65, 70))

@@ -19,6 +19,8 @@ from clgemm.tuning.store import locks
 from clgemm.tuning.store.locks import FileLock
 from clgemm.tuning.store.store import Store
 
+pytestmark = pytest.mark.process
+
 COLD = """
 import os, sys, threading, time
 from pathlib import Path
@@ -32,7 +34,7 @@ from helpers import entry_with
 from clgemm.tuning.store import lookup, store
 from clgemm.tuning import tuner, verification as vetting
 
-def search(session, precision, store, *more):
+def search(device, precision, store, *more):
     with (folder / "searches").open("a") as file:
         file.write("search\\n")
     first = len((folder / "searches").read_text().split()) == 1
@@ -48,7 +50,7 @@ def search(session, precision, store, *more):
         os.kill(os.getpid(), 9)
     while mode == "hangs" and not (folder / "end").exists():
         time.sleep(0.01)
-    found = lookup.defaults(session.traits, precision, "found by a search")
+    found = lookup.defaults(device.traits, precision, "found by a search")
     vetting.remember(store, precision, found.configs)
     assert store.write("s", entry_with(*found.configs))
     return found
@@ -66,8 +68,8 @@ if mode == "hangs":
 (folder / f"ready{os.getpid()}").touch()
 while not (folder / "go").exists():
     time.sleep(0.005)
-session = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
-print(tuner.tuned_for(session, "s").origin, flush=True)
+device = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
+print(tuner.tuned_for(device, "s").origin, flush=True)
 """
 
 
@@ -126,6 +128,7 @@ class Cold:
         return len((self.folder / "searches").read_text().split())
 
 
+@pytest.mark.slow
 def test_eight_processes_that_start_cold_at_once_search_once(tmp_path):
     with Cold(tmp_path, 8, "works") as cold:
         origins = cold.origins()
@@ -146,6 +149,7 @@ def test_a_searcher_that_is_killed_keeps_nobody_waiting(tmp_path):
     assert sum("found by a search" in origin for origin in origins) == 1
 
 
+@pytest.mark.slow
 def test_a_search_that_does_not_end_is_tried_once_more_and_not_more_often(tmp_path):
     with Cold(tmp_path, 5, "hangs") as cold:
         wait_for(lambda: len(cold.ended()) == 3, "three should have gone on with defaults")
@@ -313,6 +317,7 @@ print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_at_any_moment_nothing_is_lost(tmp_path):
     run = run_python(KILLED, tmp_path, timeout=120)

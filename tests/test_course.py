@@ -7,8 +7,7 @@ import pytest
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import measure, timing
 from clgemm.tuning.measure.measure import Course
 from clgemm.tuning.measure.products import CHECKED_ROWS, Products
@@ -19,21 +18,21 @@ from clgemm.tuning.workers import main
 
 
 @pytest.fixture
-def fresh(session):
-    """Open a session on each device that nothing was built for."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    return sessions.Session(found, "a test")
+def fresh(device):
+    """Open a device on each device that nothing was built for."""
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    return registry.Device(found, "a test")
 
 
-def default(session, code="s"):
-    return lookup.defaults(session.traits, PRECISIONS[code], "").configs[0]
+def default(device, code="s"):
+    return lookup.defaults(device.traits, PRECISIONS[code], "").configs[0]
 
 
 @pytest.mark.parametrize("code", "sdcz")
-def test_references_are_right(session, code):
-    if not session.traits.fp64 and code in "dz":
+def test_references_are_right(device, code):
+    if not device.traits.fp64 and code in "dz":
         pytest.skip("the device has no fp64")
-    products = Products(session, PRECISIONS[code])
+    products = Products(device, PRECISIONS[code])
     for shape in (Shape(30, 300, 20), Shape(9, 8, 7, 5), Shape(30, 20, 40, 1, True, True)):
         found = products.of(shape)
         a, b = found.a.data, found.b.data
@@ -45,8 +44,8 @@ def test_references_are_right(session, code):
             assert np.all(found.limit[place] < 1e-2)
 
 
-def test_shapes_share_operands_that_are_alike(session):
-    products = Products(session, PRECISIONS["s"])
+def test_shapes_share_operands_that_are_alike(device):
+    products = Products(device, PRECISIONS["s"])
     square, wide = products.of(Shape(64, 64, 64)), products.of(Shape(5, 64, 64))
     assert wide.b.data is square.b.data
     assert wide.place_b is square.place_b

@@ -11,8 +11,7 @@ from helpers import CPU, GPU, heard, quiet, run_python
 
 import clgemm
 from clgemm.errors import BuildError, ClgemmError, DeviceError
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices, opencl, platforms
+from clgemm.runtime import devices, opencl, platforms, registry
 from clgemm.runtime.choice import choose, wanted
 from clgemm.runtime.devices import Found
 from clgemm.runtime.opencl import cl
@@ -173,7 +172,7 @@ def test_broken_devices_only(here):
 
 def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):
     here(())
-    monkeypatch.setattr(sessions, "_current", None)
+    monkeypatch.setattr(registry, "_current", None)
     with pytest.raises(DeviceError, match=r"pip install 'clgemm\[cpu\]'") as caught:
         clgemm.sgemm(1.0, np.eye(70), np.eye(70))
     assert isinstance(caught.value, ClgemmError)
@@ -181,7 +180,7 @@ def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):
 
 def test_the_host_needs_no_device(here, monkeypatch):
     here(())
-    monkeypatch.setattr(sessions, "_current", None)
+    monkeypatch.setattr(registry, "_current", None)
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
     np.testing.assert_array_equal(clgemm.sgemm(1.0, np.eye(70), np.eye(70)), np.eye(70))
 
@@ -270,6 +269,7 @@ def test_the_fingerprint_is_stable_and_names_the_driver():
     assert same.fingerprint() == CPU.fingerprint()
 
 
+@pytest.mark.process
 def test_fingerprints_are_the_same_in_every_process():
     program = (
         "from clgemm.runtime.devices import find;"
@@ -280,12 +280,12 @@ def test_fingerprints_are_the_same_in_every_process():
     assert run.stdout.split() == [f.traits.fingerprint() for f in devices.find()]
 
 
-def device_of(session):
-    return next(f for f in devices.find() if f.traits == session.traits).device
+def device_of(device):
+    return next(f for f in devices.find() if f.traits == device.traits).device
 
 
-def test_a_device_that_works(session):
-    assert devices.works(device_of(session)) == ""
+def test_a_device_that_works(device):
+    assert devices.works(device_of(device)) == ""
 
 
 @pytest.mark.parametrize(
@@ -297,34 +297,34 @@ def test_a_device_that_works(session):
     ],
     ids=["wrong", "no compiler", "no kernel"],
 )
-def test_a_device_that_does_not_work(session, probe, complaint, monkeypatch):
+def test_a_device_that_does_not_work(device, probe, complaint, monkeypatch):
     monkeypatch.setattr(devices, "PROBE", probe)
-    fault = quiet(lambda: devices.works(device_of(session)))
+    fault = quiet(lambda: devices.works(device_of(device)))
     assert fault
     assert complaint in fault
     assert "\n" not in fault
 
 
-def test_a_refused_kernel_is_a_build_error_with_the_log(session, monkeypatch):
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    fresh = sessions.Session(found, "a test")
+def test_a_refused_kernel_is_a_build_error_with_the_log(device, monkeypatch):
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    fresh = registry.Device(found, "a test")
     monkeypatch.setattr("clgemm.kernels.source.text", lambda _spec: "__kernel void x( { nonsense")
-    with sessions.using(fresh), pytest.raises(BuildError) as caught:
+    with registry.using(fresh), pytest.raises(BuildError) as caught:
         clgemm.sgemm(1.0, np.eye(70), np.eye(70))
     text = str(caught.value)
-    assert session.traits.name in text
-    assert session.traits.driver_version in text
+    assert device.traits.name in text
+    assert device.traits.driver_version in text
     assert "CLGEMM_DEVICE" in text
     assert isinstance(caught.value, DeviceError)
 
 
 @pytest.mark.parametrize("code", "sdcz")
-def test_double_precision_is_refused_where_there_is_none(session, code):
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    single = sessions.Session(found._replace(traits=replace(found.traits, fp64=False)), "a test")
+def test_double_precision_is_refused_where_there_is_none(device, code):
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    single = registry.Device(found._replace(traits=replace(found.traits, fp64=False)), "a test")
     routine = getattr(clgemm, f"{code}gemm")
     c = np.full((70, 70), 3, routine.dtype, order="F")
-    with sessions.using(single):
+    with registry.using(single):
         if code in "sc":
             np.testing.assert_array_equal(routine(2.0, np.eye(70), np.eye(70)), 2 * np.eye(70))
             return
@@ -345,14 +345,14 @@ def an_error():
     raise AssertionError("a context without devices was made")
 
 
-def test_a_platform_without_devices_is_passed_over(monkeypatch, session):
+def test_a_platform_without_devices_is_passed_over(monkeypatch, device):
     def refuse():
         raise an_error()
 
     empty = SimpleNamespace(name="An empty platform", get_devices=refuse)
     known = platforms.known()
     monkeypatch.setattr(platforms, "known", lambda: [empty, *known])
-    assert session.traits in [f.traits for f in devices.find.__wrapped__()]
+    assert device.traits in [f.traits for f in devices.find.__wrapped__()]
 
 
 def test_a_loader_that_knows_no_platform_is_not_the_end(monkeypatch):
@@ -402,20 +402,21 @@ import numpy as np
 import clgemm
 a = np.random.default_rng(1).uniform(-1, 1, (90, 90)).astype(np.float32)
 assert abs(clgemm.sgemm(1.0, a, a) - a @ a).max() < 1e-4
-from clgemm.runtime import device as session
+from clgemm.runtime import device as device
 assert os.environ.get("PYOPENCL_NO_CACHE") == before
-print(session.current().traits.platform)
+print(device.current().traits.platform)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("order", ["clgemm first", "pyopencl first"])
-def test_unusable_caches_do_not_matter(session, order, tmp_path):
+def test_unusable_caches_do_not_matter(device, order, tmp_path):
     """A file stands where the cache directory should be: even root cannot make it."""
     (tmp_path / "cache").touch()
     run = run_python(
         MULTIPLY,
         order,
-        CLGEMM_DEVICE=session.traits.platform,
+        CLGEMM_DEVICE=device.traits.platform,
         CLGEMM_CACHE_DIR=None,
         POCL_CACHE_DIR=None,
         PYOPENCL_NO_CACHE=None,
@@ -423,19 +424,20 @@ def test_unusable_caches_do_not_matter(session, order, tmp_path):
         TMPDIR=tmp_path,
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == session.traits.platform
+    assert run.stdout.strip() == device.traits.platform
     assert [path.name for path in tmp_path.iterdir()] == ["cache"], "nothing is left behind"
 
 
-def test_pyopencl_s_own_setting_stands(session):
+@pytest.mark.process
+def test_pyopencl_s_own_setting_stands(device):
     run = run_python(
-        MULTIPLY, "pyopencl first", CLGEMM_DEVICE=session.traits.platform, PYOPENCL_NO_CACHE=None
+        MULTIPLY, "pyopencl first", CLGEMM_DEVICE=device.traits.platform, PYOPENCL_NO_CACHE=None
     )
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.strip() == session.traits.platform
+    assert run.stdout.strip() == device.traits.platform
 
 
-def test_a_cache_that_turns_out_unusable_is_turned_off(session, monkeypatch):
+def test_a_cache_that_turns_out_unusable_is_turned_off(device, monkeypatch):
     """The program imported pyopencl with caches that fail when the first kernel is made."""
     module = opencl.load()
     monkeypatch.setattr(module, "_PYOPENCL_NO_CACHE", False)
@@ -448,5 +450,5 @@ def test_a_cache_that_turns_out_unusable_is_turned_off(session, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(opencl, "_typed_kernel", first_time_full)
-    assert devices.works(device_of(session)) == ""
+    assert devices.works(device_of(device)) == ""
     assert calls == [False, True]

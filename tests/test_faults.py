@@ -12,8 +12,7 @@ from helpers import entry_with
 
 import clgemm
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.tuning import tuner, verification
 from clgemm.tuning.measure import verify
 from clgemm.tuning.outcome import config_as_json as as_json
@@ -49,10 +48,10 @@ def only_faulty(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def fresh(session):
-    """Open a session without parameters on each device."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    return sessions.Session(found, "a test")
+def fresh(device):
+    """Open a device without parameters on each device."""
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    return registry.Device(found, "a test")
 
 
 def failures_in(path):
@@ -65,6 +64,8 @@ def failures_in(path):
     }
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     result = tuner.tune(fresh, "s", EFFORT)
     assert {v.config for v in result.model.variants} == {faulty.kind(faulty.RIGHT)}
@@ -75,7 +76,7 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
         assert found[number][0] == status
         assert words in found[number][1]
     a = np.random.default_rng(1).uniform(-1, 1, (71, 71)).astype(np.float32)
-    with sessions.using(fresh):
+    with registry.using(fresh):
         np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-4)
 
     # What is broken is never tried again on this device and driver, and still named.
@@ -93,6 +94,8 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
     assert failures_in(lookup.store_for(fresh.traits).path) == found
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypatch):
     """The keyboard ends the search after the crash, before there is a result."""
     attempt, tried = worker.Worker.attempt, []
@@ -180,6 +183,8 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     assert fresh.tuned["s"].unvetted == {faulty.kind(5)}
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "words"), [(faulty.ABORTS, "ended with"), (faulty.HANGS, "no answer within")]
 )
@@ -194,6 +199,7 @@ def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh, monkeypatch,
     assert kept.interrupted() == [candidate]
 
 
+@pytest.mark.process
 def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh, monkeypatch):
     """A time limit or a full memory kills whatever runs at that moment."""
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
@@ -206,6 +212,7 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
     )
 
 
+@pytest.mark.process
 def test_where_no_other_process_starts_a_suspect_is_not_run(fresh, monkeypatch):
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from helpers import GPU
+from helpers import GPU, pairwise
 from test_families import operand, value
 
 from clgemm.kernels import BY_NAME
@@ -15,8 +15,8 @@ from clgemm.kernels.family import Config
 from clgemm.kernels.gpu_tiled import plan, tiling
 from clgemm.kernels.gpu_tiled.family import TILES, USUAL, VARIANTS
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
-from clgemm.runtime import transfer
-from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.tuning.measure.verify import random_matrix
 
 FAMILY = BY_NAME["gpu_tiled"]
@@ -225,17 +225,17 @@ def test_a_broken_rule_is_named(change, reason):
     assert any(reason in text for text in FAMILY.broken_rules(TRAITS, S, config(**change)))
 
 
-def run(session, chosen, a, b, c, units, alpha=1.0, beta=0.0):
+def run(device, chosen, a, b, c, units, alpha=1.0, beta=0.0):
     """Run as on a device with so many compute units, with NaN in scratch memory before."""
     g = describe(a, b, c, reads_c=beta != 0)
-    if session.traits.unified_memory:
+    if device.traits.unified_memory:
         g = g._replace(aligned=not (address_of(a.data) | address_of(b.data)) % ALIGNMENT)
     else:
         g = g.dense()
-    plan = FAMILY.plan(replace(session.traits, compute_units=units), g, chosen)
-    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    Ready(session, plan).run(slots(g, alpha, beta, *places), poisoned=True)
-    transfer.fetch(session, places[2], c)
+    plan = FAMILY.plan(replace(device.traits, compute_units=units), g, chosen)
+    places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
+    KernelRunner(device, g, plan).execute((alpha, beta, *places, NO_OFFSETS), poisoned=True)
+    host_memory.fetch(device, places[2], c)
     return [step.kernel.name for step in plan.steps]
 
 
@@ -262,14 +262,17 @@ def small(precision, **variant):
     return config(SMALL, **(widths | variant))
 
 
-@pytest.mark.parametrize(("ops", "shares"), [("NN", 1), ("TC", 1), ("RT", 1), ("NT", 2)])
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_form")
-@pytest.mark.parametrize(("units", "kernel"), FORMS, ids=["packed", "split"])
-@pytest.mark.parametrize("code", "sdcz")
-def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, shares, rng):
-    precision = PRECISIONS[code]
-    if not FAMILY.supports(session.traits, precision):
-        pytest.skip(f"{session.traits.describe()} has no {precision.real}")
+@pytest.mark.parametrize(
+    ("code", "form", "operations"),
+    pairwise("sdcz", FORMS, [("NN", 1), ("TC", 1), ("RT", 1), ("NT", 2)]),
+    ids=str,
+)
+def test_packed_and_split_forms_are_right(device, code, form, operations, rng):
+    (units, kernel), (ops, shares), precision = form, operations, PRECISIONS[code]
+    if not FAMILY.supports(device.traits, precision):
+        pytest.skip(f"{device.traits.describe()} has no {precision.real}")
     m, n, k = 71, 45, 131
     a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
     for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
@@ -279,48 +282,56 @@ def test_packed_and_split_forms_are_right(session, code, units, kernel, ops, sha
             c[...] = random_matrix(rng, precision, m, n)
         want, size = reference.gemm(alpha, value(a), value(b), beta, c)
         chosen = small(precision, SLICED_K=shares, KC=8 * shares)
-        names = run(session, chosen, a, b, c, units, alpha, beta)
+        names = run(device, chosen, a, b, c, units, alpha, beta)
         assert kernel in names
         reference.assert_within_bound(c, want, size, k, precision.eps)
         assert np.all(np.isnan(memory[m:]))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(f"{k}{v[k]}" for k in v))
-@pytest.mark.parametrize("code", "sc")
-def test_every_variant_is_right(session, code, variant, rng):
-    precision = PRECISIONS[code]
+# Packing is tested above; without it some variants are the same.
+UNPACKED = {" ".join(f"{k}{v[k]}" for k in v if k != "PACK"): v | {"PACK": 0} for v in VARIANTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "code", "case"),
+    pairwise(UNPACKED, "sc", [((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)]),
+    ids=str,
+)
+def test_every_variant_is_right(device, name, code, case, rng):
+    variant, precision = UNPACKED[name], PRECISIONS[code]
     widest = max(1, 16 // precision.itemsize)
     widths = {name: min(widest, (USUAL | variant)[name]) for name in ("VG", "VW")}
     tile = SLICED if "SLICED_K" in variant else SMALL
-    chosen = config(tile, **(variant | widths | {"PACK": 0}))
-    assert not list(FAMILY.broken_rules(session.traits, precision, chosen))
-    for (m, n, k), ops, gap in (((37, 35, 29), "NN", 1), ((64, 40, 16), "TT", 0)):
-        a = operand(rng, precision, m, k, ops[0], gap)
-        b = operand(rng, precision, k, n, ops[1], gap)
-        c = np.full((n, m), np.nan, precision.dtype).T
-        want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
-        assert run(session, chosen, a, b, c, 1) == ["gpu_tiled"]
-        reference.assert_within_bound(c, want, size, k, precision.eps)
+    chosen = config(tile, **(variant | widths))
+    assert not list(FAMILY.broken_rules(device.traits, precision, chosen))
+    (m, n, k), ops, gap = case
+    a = operand(rng, precision, m, k, ops[0], gap)
+    b = operand(rng, precision, k, n, ops[1], gap)
+    c = np.full((n, m), np.nan, precision.dtype).T
+    want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
+    assert run(device, chosen, a, b, c, 1) == ["gpu_tiled"]
+    reference.assert_within_bound(c, want, size, k, precision.eps)
 
 
 @pytest.mark.parametrize("tile", [t for t in TILES if t[0] * t[1] <= 64 * 64], ids=str)
-def test_tiles_are_right(session, tile, rng):
+def test_tiles_are_right(device, tile, rng):
     chosen = FAMILY._config(S, tile, {"PACK": 0})
-    if list(FAMILY.broken_rules(session.traits, S, chosen)):
+    if list(FAMILY.broken_rules(device.traits, S, chosen)):
         pytest.skip("this device cannot run it")
     a, b = operand(rng, S, 75, 34, "N", 1), operand(rng, S, 34, 67, "N", 1)
     c = np.full((67, 75), np.nan, np.float32).T
     want, size = reference.gemm(1.0, value(a), value(b), 0.0, c)
-    run(session, chosen, a, b, c, 1)
+    run(device, chosen, a, b, c, 1)
     reference.assert_within_bound(c, want, size, 34, S.eps)
 
 
 @pytest.mark.usefixtures("every_form")
-def test_a_packed_stack_with_one_matrix_for_all(session, rng):
+def test_a_packed_stack_with_one_matrix_for_all(device, rng):
     a = rng.uniform(-1, 1, (3, 40, 21)).astype(np.float32)
     b = np.broadcast_to(rng.uniform(-1, 1, (21, 36)).astype(np.float32), (3, 21, 36))
     c = np.full((3, 36, 40), np.nan, np.float32).swapaxes(1, 2)
-    names = run(session, small(S), Operand(a), Operand(b), c, 1)
+    names = run(device, small(S), Operand(a), Operand(b), c, 1)
     assert names == ["gpu_tile_pack", "gpu_tiled"]
     want = reference.wide(a) @ reference.wide(b)
     reference.assert_within_bound(c, want, np.abs(a) @ np.abs(b), 21, S.eps)
@@ -328,11 +339,11 @@ def test_a_packed_stack_with_one_matrix_for_all(session, rng):
 
 @pytest.mark.usefixtures("every_form")
 @pytest.mark.parametrize(("units", "kernel"), FORMS, ids=["packed", "split"])
-def test_forms_repeat_bit_by_bit(session, units, kernel, rng):
+def test_forms_repeat_bit_by_bit(device, units, kernel, rng):
     a, b = operand(rng, S, 70, 300, "N", 0), operand(rng, S, 300, 70, "N", 0)
     results = set()
     for _ in range(20):
         c = np.full((70, 70), np.nan, np.float32, order="F")
-        assert kernel in run(session, small(S), a, b, c, units)
+        assert kernel in run(device, small(S), a, b, c, units)
         results.add(c.tobytes())
     assert len(results) == 1

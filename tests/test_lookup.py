@@ -144,9 +144,9 @@ def test_what_ships_for_a_device_or_its_architecture_is_used(traits, shipped, mo
         assert "found on this device" in tuned.origin
     assert "kernel source" not in tuned.origin
     monkeypatch.setattr(tuner, "_search", None)
-    monkeypatch.setattr(tuner.vetting, "fault", lambda *_: "")  # no device is here to check on
-    session = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
-    assert tuner.tuned_for(session, "s") == tuned, "without a search"
+    monkeypatch.setattr(tuner.verification, "fault", lambda *_: "")  # no device is here to check on
+    device = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
+    assert tuner.tuned_for(device, "s") == tuned, "without a search"
 
 
 @pytest.mark.parametrize("traits", [COUSIN, STRANGER, GPU], ids=lambda t: t.name)

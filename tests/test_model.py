@@ -84,12 +84,14 @@ def gemms():
         yield shape.problem("s")
 
 
-@pytest.mark.parametrize("traits", [CPU, GPU, NVIDIA], ids=["CPU", "GPU", "NVIDIA"])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-def test_costs_are_positive_and_grow_with_the_problem(family, traits):
-    code = "d" if family.supports(traits, PRECISIONS["d"]) else "s"
-    if not family.supports(traits, PRECISIONS[code]):
-        pytest.skip(f"{family.name} does not support {traits.name}")
+@pytest.mark.parametrize(("family", "traits", "code"), [
+    (family, traits, code)
+    for family in FAMILIES
+    for traits in (CPU, GPU, NVIDIA)
+    for code in "sd"
+    if family.supports(traits, PRECISIONS[code])
+], ids=lambda value: getattr(value, "name", None))  # fmt: skip
+def test_costs_are_positive_and_grow_with_the_problem(family, traits, code):
     config = family.default(traits, PRECISIONS[code])
     for g in gemms():
         costs = family.costs(traits, g._replace(precision=code), config)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from helpers import GPU, Differences, read_scratch, write_scratch
+from helpers import GPU, Differences, pairwise, read_scratch, write_scratch
 
 from clgemm.kernels import source
 from clgemm.kernels.family import Config, Plan, gemm_args
@@ -15,8 +15,8 @@ from clgemm.kernels.nv_dmma import partition
 from clgemm.kernels.nv_dmma.family import NvDmma
 from clgemm.kernels.nv_dmma.partition import LOCAL_BYTES
 from clgemm.problem import PRECISIONS, Gemm, Operand, describe
-from clgemm.runtime import transfer
-from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -255,17 +255,18 @@ void edges(GEMM_ARGS, const int main_m, const int main_n)
 """
 
 
+@pytest.mark.device
 @pytest.mark.parametrize(
-    ("edges", "items"), [((1, 1), 256), ((2, 1), 128), ((0, 9), 256), ((3, 0), 128)], ids=str
+    ("code", "ops", "strip"),
+    pairwise("dz", ["NN", "TT"], [((1, 1), 256), ((2, 1), 128), ((0, 9), 256), ((3, 0), 128)]),
+    ids=str,
 )
-@pytest.mark.parametrize("ops", ["NN", "TT"])
-@pytest.mark.parametrize("code", "dz")
-def test_strips_are_plain_opencl(session, code, ops, edges, items, rng):
+def test_strips_are_plain_opencl(device, code, ops, strip, rng):
     """Strips of a stack, on any device; what macro-tiles do stays as it was."""
-    precision = PRECISIONS[code]
-    if not session.traits.fp64:
-        pytest.skip(f"{session.traits.describe()} has no double precision")
-    if session.traits.local_memory < 70 << 10 and max(edges) > 2:
+    (edges, items), precision = strip, PRECISIONS[code]
+    if not device.traits.fp64:
+        pytest.skip(f"{device.traits.describe()} has no double precision")
+    if device.traits.local_memory < 70 << 10 and max(edges) > 2:
         pytest.skip("the shares of thick strips take up to 66 KB of local memory")
     (main_m, main_n), k, batch = (70, 64), 150, 2
     m, n = main_m + edges[0], main_n + edges[1]
@@ -280,12 +281,12 @@ def test_strips_are_plain_opencl(session, code, ops, edges, items, rng):
     memory = stacked(rng, g)
     before = memory["c"].copy()
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    buffers = [cl.Buffer(session.context, flags, hostbuf=memory[x]) for x in "abc"]
+    buffers = [cl.Buffer(device.context, flags, hostbuf=memory[x]) for x in "abc"]
     scalars = [precision.dtype.type(x) for x in (1.5, 0.5)]
-    kernel = cl.Program(session.context, text).build().edges
+    kernel = cl.Program(device.context, text).build().edges
     kernel.set_args(gemm_args(g)[0], *scalars, *buffers, np.int32(main_m), np.int32(main_n))
-    cl.enqueue_nd_range_kernel(session.queue, kernel, (count * batch * items,), (items,))
-    cl.enqueue_copy(session.queue, memory["c"], buffers[2])
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (count * batch * items,), (items,))
+    cl.enqueue_copy(device.queue, memory["c"], buffers[2])
     assert_stack_is_right(g, memory, before, 1.5, 0.5, (main_m, main_n))
 
 
@@ -348,11 +349,11 @@ def panels(x, width, depth, kind, *, turned):
 @pytest.mark.parametrize("trans", [False, True], ids=["NN", "TT"])
 @pytest.mark.parametrize("size", [(70, 100, 37), (128, 64, 48)], ids=["odd", "even"])
 @pytest.mark.parametrize("code", "dz")
-def test_panels_lie_as_drawn(session, code, size, trans, rng):
+def test_panels_lie_as_drawn(device, code, size, trans, rng):
     """The pack kernel is plain OpenCL C: any device runs it."""
     precision = PRECISIONS[code]
-    if not session.traits.fp64:
-        pytest.skip(f"{session.traits.describe()} has no double precision")
+    if not device.traits.fp64:
+        pytest.skip(f"{device.traits.describe()} has no double precision")
     m, n, k = size
     c = config(precision, PACK_A=1, PACK_B=1)
     a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
@@ -365,11 +366,11 @@ def test_panels_lie_as_drawn(session, code, size, trans, rng):
     pack = plan.steps[0]
     assert pack.kernel.name == "nv_dmma_pack"
     assert problem.trans_a == problem.trans_b == trans
-    places = [transfer.place(session, x) for x in (a, b, out)]
-    with session.lock:
-        ready = Ready(session, Plan((pack,), plan.scratch_bytes))
-        ready.run(slots(problem, 1, 0, *places), poisoned=True)
-        packed = read_scratch(session, plan.scratch_bytes).view(precision.dtype)
+    places = [host_memory.place(device, x) for x in (a, b, out)]
+    with device.lock:
+        runner = KernelRunner(device, problem, Plan((pack,), plan.scratch_bytes))
+        runner.execute((1, 0, *places, NO_OFFSETS), poisoned=True)
+        packed = read_scratch(device, plan.scratch_bytes).view(precision.dtype)
     left = a.conj() if trans and precision.is_complex else a
     kind_a = "WHOLE" if precision.is_complex else "ALONG_W"
     want = np.concatenate([
@@ -396,19 +397,19 @@ __kernel void places(__global int *at, __global int *w, __global int *p, __globa
 SLICES = [(128, 16, 128), (16, 64, 128)]
 
 
-@pytest.mark.parametrize("wide", [1, 0], ids=["aligned", "odd"])
+# Complex elements are always aligned.
+@pytest.mark.parametrize(
+    ("code", "wide"), [("d", 1), ("d", 0), ("z", 1)], ids=["d-aligned", "d-odd", "z"]
+)
 @pytest.mark.parametrize("trans", [0, 1], ids="NT")
 @pytest.mark.parametrize("side", "AB")
-@pytest.mark.parametrize("code", "dz")
-def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wide, rng):
+def test_copies_put_a_slice_where_panels_have_it(device, code, side, trans, wide, rng):
     """What is copied without packing lies as drawn, too; the map of copies is plain OpenCL C.
 
     A copy's place is the sum of a work-item's first place and that of the copy among its others.
     """
     precision = PRECISIONS[code]
     ce = 2 if precision.is_complex else 1
-    if precision.is_complex and not wide:
-        pytest.skip("complex elements are always aligned")
     turned = trans if side == "A" else not trans
     for reals, depth, items in SLICES:
         width, kc = (reals // ce if side == "A" else reals), depth // ce
@@ -419,7 +420,7 @@ def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wid
         }  # fmt: skip
         nbytes = 16 if wide and not (side == "A" and trans and ce == 1) else 8
         count = width * kc * precision.itemsize // nbytes
-        at, w, p, kind = run_places(session, defines, count)
+        at, w, p, kind = run_places(device, defines, count)
         x = random_matrix(rng, precision, width, kc)
         memory = np.ascontiguousarray(x if turned else x.T)  # as rows of what lies in a row
         start = (w * kc + p if turned else p * width + w) * precision.itemsize
@@ -433,28 +434,28 @@ def test_copies_put_a_slice_where_panels_have_it(session, code, side, trans, wid
         np.testing.assert_array_equal(slots.view(precision.dtype), want)
 
 
-def run_places(session, defines, count):
+def run_places(device, defines, count):
     """Ask the map of copies for the places of the first `count` copies."""
     files = ("common.cl", "nv_dmma/tiles.cl", "nv_dmma/copies.cl")
     header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
     text = header + "".join(source.read(name) for name in files) + PLACES
-    kernel = cl.Program(session.context, text).build().places
+    kernel = cl.Program(device.context, text).build().places
     outs = [np.empty(count, np.int32) for _ in range(4)]
     flags = cl.mem_flags.READ_WRITE
-    buffers = [cl.Buffer(session.context, flags, out.nbytes) for out in outs]
+    buffers = [cl.Buffer(device.context, flags, out.nbytes) for out in outs]
     kernel.set_args(*buffers)
-    cl.enqueue_nd_range_kernel(session.queue, kernel, (count,), None)
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (count,), None)
     for out, buffer in zip(outs, buffers, strict=True):
-        cl.enqueue_copy(session.queue, out, buffer)
+        cl.enqueue_copy(device.queue, out, buffer)
     return outs
 
 
 @pytest.mark.parametrize("code", "dz")
-def test_parts_are_added_up(session, code, rng):
+def test_parts_are_added_up(device, code, rng):
     """The kernel that adds up partial products is plain OpenCL C, too."""
     precision = PRECISIONS[code]
-    if not session.traits.fp64:
-        pytest.skip(f"{session.traits.describe()} has no double precision")
+    if not device.traits.fp64:
+        pytest.skip(f"{device.traits.describe()} has no double precision")
     g = gemm(code, 37, 29, 8192)
     plan = FAMILY.plan(H200, g, config(precision))
     reduce = plan.steps[-1]
@@ -465,11 +466,13 @@ def test_parts_are_added_up(session, code, rng):
     room[: partials.size] = partials.T.reshape(-1)
     before = random_matrix(rng, precision, g.m, g.n)
     c = before.copy(order="F")
-    places = [transfer.place(session, x) for x in (c, c, c)]
-    with session.lock:
-        write_scratch(session, room)
-        Ready(session, Plan((reduce,), plan.scratch_bytes)).run(slots(g, 1.5, 0.5, *places))
-    transfer.fetch(session, places[2], c)
+    places = [host_memory.place(device, x) for x in (c, c, c)]
+    with device.lock:
+        write_scratch(device, room)
+        KernelRunner(device, problem, Plan((reduce,), plan.scratch_bytes)).execute(
+            (1.5, 0.5, *places, NO_OFFSETS)
+        )
+    host_memory.fetch(device, places[2], c)
     terms = room[: parts * g.m * g.n].reshape(parts, g.n, g.m).swapaxes(1, 2)
     size = 1.5 * np.abs(terms).sum(0) + 0.5 * np.abs(before)
     want = 1.5 * reference.wide(terms).sum(0) + 0.5 * reference.wide(before)
@@ -491,12 +494,7 @@ FORMS = {
 }
 
 
-@pytest.fixture
-def gpu(session):
-    """Give a session on a device that the family supports."""
-    if not FAMILY.supports(session.traits, PRECISIONS["d"]):
-        pytest.skip(f"{session.traits.describe()} has no fp64 tensor cores that OpenCL can reach")
-    return session
+on_nvidia = pytest.mark.families("nv_dmma")
 
 
 def form_config(precision, form):
@@ -514,15 +512,15 @@ def test_forms_can_run(code, form):
     assert not list(FAMILY.broken_rules(H200, precision, form_config(precision, form)))
 
 
-def on_device(gpu, problem, c, memory, alpha, beta, repeats=1):
+def on_device(device, problem, c, memory, alpha, beta, repeats=1):
     """Run a problem on flat arrays a, b, c and give what c becomes, once for each repetition."""
-    plan = FAMILY.plan(gpu.traits, problem, c)
-    ready = Ready(gpu, plan)
-    places = {x: transfer.place(gpu, memory[x].reshape(-1, 1)) for x in "abc"}
+    plan = FAMILY.plan(device.traits, problem, c)
+    runner = KernelRunner(device, problem, plan)
+    places = {x: host_memory.place(device, memory[x].reshape(-1, 1)) for x in "abc"}
     for _ in range(repeats):
-        ready.run(slots(problem, alpha, beta, *places.values()), poisoned=True)
+        runner.execute((alpha, beta, *places.values(), NO_OFFSETS), poisoned=True)
         out = memory["c"].reshape(-1, 1).copy()
-        transfer.fetch(gpu, places["c"], out)
+        host_memory.fetch(device, places["c"], out)
         yield out.ravel()
 
 
@@ -538,11 +536,12 @@ def matrices(memory, start, stride, batch, rows, columns, ld):
     )
 
 
-@pytest.mark.parametrize("even", [False, True], ids=["odd", "even"])
-@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("code", "dz")
-def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
+@on_nvidia
+@pytest.mark.parametrize(
+    ("code", "form", "ops", "even"),
+    pairwise("dz", FORMS, ["NN", "TN", "NT", "TT"], [False, True]),
+)
+def test_gaps_offsets_and_stacks(device, code, form, ops, even, rng):
     """Every form with leading dimensions, offsets and strides of its own; B shared by the stack."""
     precision = PRECISIONS[code]
     batch, m, n, k = 3, 150, 139, 1037
@@ -565,7 +564,7 @@ def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
     c = matrices(memory["c"], gap, stride_c, batch, m, n, ldc)
     a = a.swapaxes(1, 2).conj() if trans_a else a
     b = b.swapaxes(1, 2).conj() if trans_b else b
-    got = next(on_device(gpu, problem, form_config(precision, form), memory, -0.75, 0.5))
+    got = next(on_device(device, problem, form_config(precision, form), memory, -0.75, 0.5))
     after = matrices(got, gap, stride_c, batch, m, n, ldc)
     for entry in range(batch):
         want, size = reference.gemm(-0.75, a[entry], b[entry], 0.5, c[entry])
@@ -577,16 +576,19 @@ def test_gaps_offsets_and_stacks(gpu, code, form, ops, even, rng):
 RUNS = 2000
 
 
-def assert_same_bits(gpu, problem, c, rng):
+def assert_same_bits(device, problem, c, rng):
     """Run thousands of times and compare each result with the first one, on the device."""
     precision = PRECISIONS[problem.precision]
     m, n, k = problem.m, problem.n, problem.k
     a, b = flat(rng, precision, m * k), flat(rng, precision, k * n)
-    plan = FAMILY.plan(gpu.traits, problem, c)
-    ready, watch = Ready(gpu, plan), Differences(gpu, m * n * precision.itemsize)
-    places = [transfer.place(gpu, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
-    values = slots(problem, 1.0, 0.0, *places)
-    ready.run(values, poisoned=True)
+    plan = FAMILY.plan(device.traits, problem, c)
+    runner, watch = (
+        KernelRunner(device, problem, plan),
+        Differences(device, m * n * precision.itemsize),
+    )
+    places = [host_memory.place(device, x.reshape(-1, 1)) for x in (a, b, np.empty(m * n, a.dtype))]
+    values = (1.0, 0.0, *places, NO_OFFSETS)
+    runner.execute(values, poisoned=True)
     first = watch.remember(places[2]).view(precision.dtype).reshape(n, m)
     assert np.isfinite(first).all()
     left = a.reshape(m, k) if problem.trans_a else a.reshape(k, m).T
@@ -595,42 +597,47 @@ def assert_same_bits(gpu, problem, c, rng):
     want, size = reference.gemm(1.0, left, right[:, some], 0.0, np.empty(0))
     reference.assert_within_bound(first[some].T, want, size, k, precision.eps)
     for _ in range(RUNS):
-        ready.run(values)
+        runner.execute(values)
         watch.compare(places[2])
     assert watch.count() == 0, f"words of {RUNS} results that differ from the first run's"
-    ready.run(slots(problem, 2.0, 0.0, *places))
+    runner.execute((2.0, 0.0, *places, NO_OFFSETS))
     watch.compare(places[2])
     assert watch.count() > 0, "the comparison sees nothing"
 
 
-@pytest.mark.parametrize("ops", ["NN", "TN"])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("code", "dz")
-def test_thousands_of_runs_give_the_same_bits(gpu, code, form, ops, rng):
+@on_nvidia
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "form", "ops"), pairwise("dz", FORMS, ["NN", "TN"]))
+def test_thousands_of_runs_give_the_same_bits(device, code, form, ops, rng):
     problem = gemm(code, 389, 261, 647, trans_a=ops == "TN", aligned=False)
-    assert_same_bits(gpu, problem, form_config(PRECISIONS[code], form), rng)
+    assert_same_bits(device, problem, form_config(PRECISIONS[code], form), rng)
 
 
 RACED = [(512, 512, 512), (641, 640, 130), (1030, 1026, 258), (100, 90, 3000), (64, 1024, 1024)]
 
 
+@on_nvidia
+@pytest.mark.slow
 @pytest.mark.parametrize("size", RACED, ids=str)
 @pytest.mark.parametrize("code", "dz")
-def test_thousands_of_default_runs_give_the_same_bits(gpu, code, size, rng):
+def test_thousands_of_default_runs_give_the_same_bits(device, code, size, rng):
     """What is run for a size that was never tuned: fitted tiles, split K, thin edges."""
-    assert_same_bits(gpu, gemm(code, *size), FAMILY.default(gpu.traits, PRECISIONS[code]), rng)
+    default = FAMILY.default(device.traits, PRECISIONS[code])
+    assert_same_bits(device, gemm(code, *size), default, rng)
 
 
+@on_nvidia
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", "dz")
-def test_nan_and_infinity_stay_in_their_rows_and_columns(gpu, code, form, rng):
+def test_nan_and_infinity_stay_in_their_rows_and_columns(device, code, form, rng):
     precision = PRECISIONS[code]
     m, n, k = 133, 70, 1029
     a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
     a[7, 1028], b[3, 69], a[132, 5] = np.nan, np.inf, np.inf
     b[5, 4] = 0.0
     memory = {"a": a.T.ravel(), "b": b.T.ravel(), "c": np.full(m * n, np.nan, precision.dtype)}
-    got = next(on_device(gpu, gemm(code, m, n, k), form_config(precision, form), memory, 1.0, 0.0))
+    chosen = form_config(precision, form)
+    got = next(on_device(device, gemm(code, m, n, k), chosen, memory, 1.0, 0.0))
     with np.errstate(all="ignore"):
         terms = a.real[:, :, None] * b.real[None] if code == "d" else None
         want = terms.sum(1) if code == "d" else np.einsum("ip,pj->ij", a, b)
@@ -642,9 +649,10 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(gpu, code, form, rng):
         np.testing.assert_array_equal(np.isposinf(got), np.isposinf(want))
 
 
+@on_nvidia
 @pytest.mark.slow
 @pytest.mark.parametrize("code", "dz")
-def test_every_tile_is_right(gpu, code, rng):
+def test_every_tile_is_right(device, code, rng):
     precision = PRECISIONS[code]
     m, n, k = 261, 133, 407
     memory = {x: flat(rng, precision, s) for x, s in (("a", m * k), ("b", k * n), ("c", m * n))}
@@ -652,21 +660,25 @@ def test_every_tile_is_right(gpu, code, rng):
     want, size = reference.gemm(1.5, a, b, 1.0, c)
     tiles = {
         replace_packs(Config.of(FAMILY.name, dict(x.params) | {"FIT": 0, "SPLIT": 0}))
-        for x in FAMILY.candidates(gpu.traits, precision)
+        for x in FAMILY.candidates(device.traits, precision)
     }
     assert len(tiles) > 10
     for tile in sorted(tiles, key=str):
-        got = next(on_device(gpu, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
+        got = next(on_device(device, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
         reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5])
-@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-@pytest.mark.parametrize("size", [(1025, 1027), (1024, 1040), (1032, 1024)], ids=str)
-@pytest.mark.parametrize("code", "dz")
-def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
+@on_nvidia
+@pytest.mark.parametrize(
+    ("code", "size", "ops", "beta"),
+    pairwise(
+        "dz", [(1025, 1027), (1024, 1040), (1032, 1024)], ["NN", "TN", "NT", "TT"], [0.0, 0.5]
+    ),
+    ids=str,
+)
+def test_thin_edges_are_right(device, code, size, ops, beta, rng):
     """In stacks, down to the corner; C is full of NaN where it is not to be read."""
-    default = FAMILY.default(gpu.traits, PRECISIONS[code])
+    default = FAMILY.default(device.traits, PRECISIONS[code])
     (m, n), k, batch = size, 147, 2
     trans_a, trans_b = (x == "T" for x in ops)
     conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
@@ -675,5 +687,5 @@ def test_thin_edges_are_right(gpu, code, size, ops, beta, rng):
     memory = stacked(rng, g)
     if not beta:
         memory["c"][:] = np.nan
-    got = next(on_device(gpu, g, default, memory, 1.5, beta))
+    got = next(on_device(device, g, default, memory, 1.5, beta))
     assert_stack_is_right(g, memory | {"c": got}, memory["c"], 1.5, beta)

@@ -126,7 +126,7 @@ __kernel void places(__global int *out)
 """
 
 
-def places(session, tile):
+def places(device, tile):
     """Run the functions of nv_mma/mma.cl for each work-item: slot places of X and Y, and of results."""
     spec = (
         FAMILY.plan(HOPPER, square(4096), FAMILY.default(HOPPER, PRECISIONS["s"])).steps[0].kernel
@@ -135,14 +135,14 @@ def places(session, tile):
     spec = spec._replace(
         files=("nv_split/split.cl", "nv_mma/mma.cl"), defines=tuple(defines.items())
     )
-    program = opencl.build(session.context, source.text(spec) + PLACES)
+    program = opencl.build(device.context, source.text(spec) + PLACES)
     out = np.zeros((256, 12), np.int32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    got = cl.Buffer(session.context, flags, hostbuf=out)
+    got = cl.Buffer(device.context, flags, hostbuf=out)
     kernel = cl.Kernel(program, "places")
     kernel.set_args(got)
-    cl.enqueue_nd_range_kernel(session.queue, kernel, (256,), (32,))
-    cl.enqueue_copy(session.queue, out, got)
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (32,))
+    cl.enqueue_copy(device.queue, out, got)
     return out
 
 
@@ -179,9 +179,9 @@ def product(x, y):
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.bx}x{tile.by}")
-def test_lanes_multiply_what_they_store(session, tile, rng):
+def test_lanes_multiply_what_they_store(device, tile, rng):
     """A model of ldmatrix and mma.sync, run on a slot, gives X Y^T where the store looks for it."""
-    place = places(session, tile)
+    place = places(device, tile)
     blocks, fours = place[0, 4:6]
     x = rng.integers(-9, 10, (tile.bx, 32)).astype(float)
     y = rng.integers(-9, 10, (tile.by, 32)).astype(float)
@@ -205,9 +205,9 @@ def test_lanes_multiply_what_they_store(session, tile, rng):
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_slots_are_halves_of_panels(session, half):
+def test_slots_are_halves_of_panels(device, half):
     """64 rows of a panel of fp16, as nv_split/pack.cl swizzles them, copied chunk by chunk."""
-    place = places(session, TILES[0])
+    place = places(device, TILES[0])
     x = np.arange(64 * 64).reshape(64, 8, 8)
     panel = np.empty_like(x)
     for row in range(64):
@@ -220,7 +220,7 @@ def test_slots_are_halves_of_panels(session, half):
 
 
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.bx}x{tile.by}")
-def test_eight_lanes_read_different_banks(session, tile):
-    for at in places(session, tile)[:, :2].T:
+def test_eight_lanes_read_different_banks(device, tile):
+    for at in places(device, tile)[:, :2].T:
         for eight in at.reshape(-1, 8):
             assert len(set(eight // 16 % 8)) == 8

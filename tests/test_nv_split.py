@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pyopencl as cl
 import pytest
-from helpers import GPU, heard, read_scratch
+from helpers import GPU, heard, pairwise, read_scratch
 from test_families import operand, value
 
 from clgemm import settings
@@ -33,8 +33,8 @@ from clgemm.kernels.nv_split.layout import (
 )
 from clgemm.kernels.nv_split.parts import parts_of
 from clgemm.problem import PRECISIONS, Gemm, describe
-from clgemm.runtime import opencl, transfer
-from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime import opencl
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
 FAMILY = NvSplit()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
@@ -128,19 +128,19 @@ def whole(panels, strips, part):
     return x.transpose(0, 2, 1, 3).reshape(strips * height, -1)
 
 
-def packed(session, problem, a, b, tile):
+def packed(device, problem, a, b, tile):
     """Run all but the last kernel; return the tile, the layout, the scratch memory, and C."""
-    if session.traits.max_work_group_size < SURVEY_ITEMS:
-        pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
-    plan = FAMILY.plan(session.traits, problem, config_of(tile))
-    ready = Ready(session, Plan(plan.steps[:-1], plan.scratch_bytes))
+    if device.traits.max_work_group_size < SURVEY_ITEMS:
+        pytest.skip(f"{device} cannot run work-groups of {SURVEY_ITEMS}")
+    plan = FAMILY.plan(device.traits, problem, config_of(tile))
+    runner = KernelRunner(device, problem, Plan(plan.steps[:-1], plan.scratch_bytes))
     c = np.full((problem.n, problem.m), np.nan, PRECISIONS[problem.precision].dtype).T
-    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    ready.run(slots(problem, 1.0, 0.0, *places), poisoned=True)
-    transfer.fetch(session, places[2], c)
-    host = read_scratch(session, plan.scratch_bytes)
-    chosen = best_tile(problem, tile, session.traits.compute_units)
-    return chosen, lay_out(problem, chosen, session.traits.compute_units), host, c
+    places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
+    runner.execute((1.0, 0.0, *places, NO_OFFSETS), poisoned=True)
+    host_memory.fetch(device, places[2], c)
+    host = read_scratch(device, plan.scratch_bytes)
+    chosen = best_tile(problem, tile, device.traits.compute_units)
+    return chosen, lay_out(problem, chosen, device.traits.compute_units), host, c
 
 
 def check_panels(x, exponent, rows, memory, form, place, strips, height, slices):
@@ -176,7 +176,7 @@ def check_edges(a, b, c, edge_x, edge_y):
     assert np.all(np.abs(c - want)[made] <= limit[made])
 
 
-@pytest.fixture(params=["long", "short"])
+@pytest.fixture
 def short(request, monkeypatch):
     """Take rows as too long for one kernel that surveys and packs, or as short enough."""
     whether = request.param == "short"
@@ -184,9 +184,15 @@ def short(request, monkeypatch):
     return whether
 
 
-@pytest.mark.parametrize("ops", ["NN", "TT", "CR", "RC", "TN"])
-@pytest.mark.parametrize("code", "sc")
-def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
+LENGTHS = ("long", "short")
+
+
+@pytest.mark.parametrize(
+    ("code", "ops", "tile", "short"),
+    pairwise("sc", ["NN", "TT", "CR", "RC", "TN"], TIMES, LENGTHS),
+    indirect=["short"],
+)
+def test_survey_and_pack_are_as_modelled(device, code, ops, tile, short, rng):
     precision, edges_met = PRECISIONS[code], set()
     for case, (m, n, k) in enumerate(SHAPES):
         gap = 0 if case == 1 else 3  # aligned rows take the direct way
@@ -208,62 +214,57 @@ def test_survey_and_pack_are_as_modelled(session, code, ops, short, rng):
             x_rows, y_rows = value(b).T, value(a)
         c = np.zeros((n, m), precision.dtype).T
         problem = describe(a, b, c, reads_c=False)
-        if not session.traits.unified_memory:
+        if not device.traits.unified_memory:
             problem = problem.dense()
-        for tile in TIMES:
-            chosen, grid, memory, c = packed(session, problem, a, b, tile)
-            split = grid.split
-            assert (grid.pack_groups == 0) == short
-            edge_x, edge_y = edges(problem, chosen)
-            edges_met.add((edge_x, edge_y))
-            wide = np.complex128 if precision.is_complex else np.float64
-            check_edges(y_rows.astype(wide), x_rows.T.astype(wide), c, edge_x, edge_y)
-            for rows, is_y in (
-                (x_rows[: n - edge_x], False), (y_rows[: m - edge_y], True)
-            ):  # fmt: skip
-                exponent, marks = records(rows, grid.record_rows)
-                place = split.exponents_y if is_y else split.exponents_x
-                got = memory[place:].view(np.int32)[: len(exponent)]
-                np.testing.assert_array_equal(got, exponent)
-                place = split.records_y if is_y else split.records_x
-                got = memory[place:][: marks.size * 4].view(np.int32).reshape(-1, 2)
-                np.testing.assert_array_equal(got, marks)
-                real = expanded_rows(rows) if is_y else parts_as_reals(rows)
-                strips, height = (
-                    (split.strips_y, chosen.by) if is_y else (split.strips_x, chosen.bx)
-                )
-                order = stored_order(strips * height) if is_y else range(strips * height)
-                both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
-                if case == 2:
-                    needed = (1,) if not is_y or strips == 1 else ()
-                else:
-                    needed = (0, 1) if grid.pack_groups == 0 else (0,)
-                for form in needed:
-                    check_panels(
-                        real, exponent, list(order), memory, form, both[form],
-                        strips, height, split.slices,
-                    )  # fmt: skip
+        chosen, grid, memory, c = packed(device, problem, a, b, tile)
+        split = grid.split
+        assert (grid.pack_groups == 0) == short
+        edge_x, edge_y = edges(problem, chosen)
+        edges_met.add((edge_x, edge_y))
+        wide = np.complex128 if precision.is_complex else np.float64
+        check_edges(y_rows.astype(wide), x_rows.T.astype(wide), c, edge_x, edge_y)
+        for rows, is_y in (
+            (x_rows[: n - edge_x], False), (y_rows[: m - edge_y], True)
+        ):  # fmt: skip
+            exponent, marks = records(rows, grid.record_rows)
+            place = split.exponents_y if is_y else split.exponents_x
+            got = memory[place:].view(np.int32)[: len(exponent)]
+            np.testing.assert_array_equal(got, exponent)
+            place = split.records_y if is_y else split.records_x
+            got = memory[place:][: marks.size * 4].view(np.int32).reshape(-1, 2)
+            np.testing.assert_array_equal(got, marks)
+            real = expanded_rows(rows) if is_y else parts_as_reals(rows)
+            strips, height = (split.strips_y, chosen.by) if is_y else (split.strips_x, chosen.bx)
+            order = stored_order(strips * height) if is_y else range(strips * height)
+            both = (split.fp16_y, split.bf16_y) if is_y else (split.fp16_x, split.bf16_x)
+            if case == 2:
+                needed = (1,) if not is_y or strips == 1 else ()
+            else:
+                needed = (0, 1) if grid.pack_groups == 0 else (0,)
+            for form in needed:
+                check_panels(
+                    real, exponent, list(order), memory, form, both[form],
+                    strips, height, split.slices,
+                )  # fmt: skip
     assert edges_met >= {(0, 0), (1, 0), (1, 1)}
 
 
-@pytest.mark.parametrize("ops", ["NN", "TT", "CC"])
-@pytest.mark.parametrize("k", [1027, 4099])
-@pytest.mark.parametrize("code", "sc")
-def test_edges_meet_c(session, code, k, ops, rng):
+@pytest.mark.parametrize(("code", "k", "ops"), pairwise("sc", [1027, 4099], ["NN", "TT", "CC"]))
+def test_edges_meet_c(device, code, k, ops, rng):
     """The first kernel makes the last row and column if no tile has them: alpha A B + beta C."""
-    if session.traits.max_work_group_size < SURVEY_ITEMS:
-        pytest.skip(f"{session} cannot run work-groups of {SURVEY_ITEMS}")
+    if device.traits.max_work_group_size < SURVEY_ITEMS:
+        pytest.skip(f"{device} cannot run work-groups of {SURVEY_ITEMS}")
     precision, (m, n) = PRECISIONS[code], (129, 257)
     a, b = operand(rng, precision, m, k, ops[0], 0), operand(rng, precision, k, n, ops[1], 0)
     for beta in (0, 1, -0.5):
         c = np.full((n, m), 3, precision.dtype).T
         problem = describe(a, b, c, reads_c=beta != 0)
-        plan = FAMILY.plan(session.traits, problem, config_of(Tile(1, 128)))
-        places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-        Ready(session, Plan(plan.steps[:1], plan.scratch_bytes)).run(
-            slots(problem, 2.0, beta, *places)
+        plan = FAMILY.plan(device.traits, problem, config_of(Tile(1, 128)))
+        places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
+        KernelRunner(device, problem, Plan(plan.steps[:1], plan.scratch_bytes)).execute(
+            (2.0, beta, *places, NO_OFFSETS)
         )
-        transfer.fetch(session, places[2], c)
+        host_memory.fetch(device, places[2], c)
         want = 2 * (value(a).astype(np.complex128) @ value(b)) + 3 * beta
         size = np.abs(value(a)) @ np.abs(value(b))
         assert np.all(np.abs(c - want)[-1] <= 2 * k * np.finfo(np.float32).eps * size[-1])
@@ -290,12 +291,12 @@ __kernel void stores(__global const float4 *held, __global ELEM *c, int ldc, int
 
 @pytest.mark.parametrize("ldc", [18, 19, 20, 21])
 @pytest.mark.parametrize("code", "sc")
-def test_four_neighbours_are_stored_whatever_the_alignment(session, code, ldc, rng):
+def test_four_neighbours_are_stored_whatever_the_alignment(device, code, ldc, rng):
     """Vectors begin at 16 bytes; what belongs to the tile at the left or is beyond C stays."""
     precision = PRECISIONS[code]
     spec = FAMILY.plan(HOPPER, square(4096, code), config_of(Tile(2, 128))).steps[0].kernel
     text = source.text(spec._replace(files=())) + source.read("nv_split/shift.cl") + STORES
-    kernel = cl.Kernel(opencl.build(session.context, text), "stores")
+    kernel = cl.Kernel(opencl.build(device.context, text), "stores")
     held = rng.standard_normal((8, 16), dtype=np.float32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     per_element = precision.dtype.itemsize // 4
@@ -307,23 +308,24 @@ def test_four_neighbours_are_stored_whatever_the_alignment(session, code, ldc, r
         want[:r, 1 : 1 + w] = alpha * whole[:r, :w] + beta * c[:r, 1 : 1 + w]
         if beta == 0:
             c[:r, 1 : 1 + w] = np.nan
-        memory, got = (cl.Buffer(session.context, flags, hostbuf=x) for x in (held, c))
+        memory, got = (cl.Buffer(device.context, flags, hostbuf=x) for x in (held, c))
         kernel.set_args(
             memory, got, np.int32(ldc), np.int32(rows), np.int32(columns),
             precision.dtype.type(alpha), precision.dtype.type(beta),
         )  # fmt: skip
-        cl.enqueue_nd_range_kernel(session.queue, kernel, (5, 8), None)
-        cl.enqueue_copy(session.queue, c, got)
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (5, 8), None)
+        cl.enqueue_copy(device.queue, c, got)
         np.testing.assert_allclose(c, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("short", LENGTHS, indirect=True)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_survey_marks_what_is_not_finite(session, bad, short, rng):
+def test_survey_marks_what_is_not_finite(device, bad, short, rng):
     precision = PRECISIONS["s"]
     a, b = operand(rng, precision, 96, 70, "N", 0), operand(rng, precision, 70, 40, "N", 0)
     a.data[35, 69] = bad
     problem = describe(a, b, np.zeros((40, 96), np.float32).T, reads_c=False)
-    _, grid, memory, _ = packed(session, problem, a, b, Tile(1, 64))
+    _, grid, memory, _ = packed(device, problem, a, b, Tile(1, 64))
     assert (grid.pack_groups == 0) == short
     rows = grid.record_rows
     got = memory[grid.split.records_y :][: 96 // rows * 8].view(np.int32).reshape(-1, 2)
@@ -361,7 +363,7 @@ __kernel void dump(GEMM_ARGS, const Split s, __global uchar *scratch, __global i
     ],
 )
 @pytest.mark.parametrize("tile", list(TIMES))
-def test_workers_share_all_slices(session, tile, m, n, k, batch, workers):
+def test_workers_share_all_slices(device, tile, m, n, k, batch, workers):
     """Every slice of every tile belongs to one worker, and a worker's partial tile comes first."""
     problem = square(1)._replace(m=m, n=n, k=k, batch=batch, stride_a=m * k, lda=m, ldb=k, ldc=m)
     grid = lay_out(problem, tile, workers)
@@ -370,17 +372,17 @@ def test_workers_share_all_slices(session, tile, m, n, k, batch, workers):
         files=("nv_split/split.cl", "nv_split/walk.cl"),
         defines=(*precision_defines(PRECISIONS["s"]).items(), ("MI", tile.mi), ("BY", tile.by)),
     )
-    program = opencl.build(session.context, source.text(spec) + DUMP)
+    program = opencl.build(device.context, source.text(spec) + DUMP)
     out = np.full((workers, 64, 8), -1, np.int32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     memory = np.zeros(grid.scratch_bytes, np.uint8)
-    scratch, got = (cl.Buffer(session.context, flags, hostbuf=x) for x in (memory, out))
+    scratch, got = (cl.Buffer(device.context, flags, hostbuf=x) for x in (memory, out))
     kernel = cl.Kernel(program, "dump")
     arguments = (gemm_args(core(problem, tile))[0], *np.zeros(2, np.float32), *(scratch,) * 3)
     kernel.set_args(np.frombuffer(arguments[0], np.uint8), *arguments[1:],
                     np.frombuffer(grid.split.pack(), np.uint8), scratch, got)  # fmt: skip
-    cl.enqueue_nd_range_kernel(session.queue, kernel, (workers,), (1,))
-    cl.enqueue_copy(session.queue, out, got)
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (workers,), (1,))
+    cl.enqueue_copy(device.queue, out, got)
     times = np.zeros((batch, grid.split.strips_x, grid.split.strips_y, grid.split.slices), int)
     for worker in out:
         segments = worker[: np.argmax(worker[:, 7] == 3)]
@@ -405,6 +407,7 @@ def test_supports_hopper_alone(code, monkeypatch):
 def test_a_wish_that_cannot_be_read_is_said_and_ignored(monkeypatch):
     monkeypatch.setenv("CLGEMM_FP32", "fam")
     settings._warn_once.cache_clear()
+    settings._KNOWN_MODES.clear()
     assert heard(settings.splits_fp32) == [
         "CLGEMM_FP32='fam' is none of auto, fma; 'auto' is used",
     ]

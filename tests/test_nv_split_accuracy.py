@@ -7,57 +7,78 @@ SciPy's (``pytest -s``).  They need an NVIDIA GPU, nv_split's a Hopper one, and 
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyopencl as cl
 import pytest
+from helpers import pairwise
 from scipy.linalg import blas
 
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.nv_split import family as nv_split
 from clgemm.kernels.nv_split import layout
-from clgemm.kernels.nv_split.layout import TIMES
+from clgemm.kernels.nv_split.layout import TIMES, Tile
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import opencl, transfer
-from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime import opencl
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.runtime.scratch import QueueWorkspace
 from clgemm.tuning.measure.verify import run_once
 
-FAMILIES = ("nv_split", "nv_mma")
+pytestmark = pytest.mark.device
+
 U = 2.0**-24
 LEAST = 2.0**-149  # the smallest float: what one rounding may lose to underflow
 MAX = float(np.finfo(np.float32).max)
 M, N, K = 300, 265, 512
 
 
-PACKS = ("long", "short")
-WAYS = [(name, tile, packs) for name in FAMILIES for tile in TIMES for packs in PACKS]
-LONG_WAYS = [way for way in WAYS if way[2] == "long"]
+class Way(NamedTuple):
+    """A family's tile, and whether rows are long or short to its survey and pack."""
+
+    family: str
+    tile: Tile
+    packs: str
+
+    def __str__(self):
+        return f"{self.family}-{self.tile.bx}x{self.tile.by}-{self.packs}"
+
+
+WAYS = [
+    Way(name, tile, packs)
+    for name in ("nv_split", "nv_mma")
+    for tile in TIMES
+    if name == "nv_split" or tile.mi == 1
+    for packs in ("long", "short")
+]
+LONG_WAYS = [way for way in WAYS if way.packs == "long"]
 RACE_WAYS = [*LONG_WAYS, WAYS[-1]]
 
 
-def way_name(way):
-    name, tile, packs = way
-    return f"{name}-{tile.bx}x{tile.by}-{packs}"
+def ways(names, *parameters, of=WAYS):
+    """Parametrize a test by its config and more, each pair of values in some row."""
+    rows = [
+        pytest.param(
+            *row, marks=pytest.mark.families(row[0].family), id="-".join(map(str, row))
+        )
+        for row in pairwise(of, *parameters)
+    ]  # fmt: skip
+    return pytest.mark.parametrize(("config", *names.split()), rows, indirect=["config"])
 
 
-@pytest.fixture(params=WAYS, ids=way_name)
-def config(request, session, monkeypatch):
+@pytest.fixture
+def config(request, device, monkeypatch):
     """Give a configuration whose tile is taken as it is, and a way to survey and pack.
 
-    Two kernels ("long"), or one if there is little to pack ("short").  Skip where the family
-    cannot run.
+    Two kernels ("long"), or one if there is little to pack ("short").
     """
     name, tile, packs = request.param
     family, precision = BY_NAME[name], PRECISIONS["s"]
-    if not family.supports(session.traits, precision):
-        least = "9.x" if name == "nv_split" else "8.0 or newer"
-        pytest.skip(f"{name} needs an NVIDIA GPU of compute capability {least}, not {session}")
     shape = {"MI": tile.mi, "BY": tile.by, "GROUP": 8}
-    configs = family.candidates(session.traits, precision)
+    configs = family.candidates(device.traits, precision)
     fitting = [c for c in configs if shape.items() <= dict(c.params).items()]
     if not fitting:
-        pytest.skip(f"{name} has no tile of {tile.bx} x {tile.by} on {session}")
+        pytest.skip(f"{name} has no tile of {tile.bx} x {tile.by} on {device}")
     monkeypatch.setattr(nv_split, "best_tile", lambda _problem, largest, _workers: largest)
     if packs == "long":
         monkeypatch.setattr(layout, "is_short", lambda _problem: False)
@@ -179,9 +200,9 @@ def operands(code, m, n, k, case):
     return made
 
 
-def multiply(session, config, a, b):
+def multiply(device, config, a, b):
     c = np.full((b.shape[1], a.shape[0]), np.nan, a.dtype).T
-    run_once(session, config, Operand(a), Operand(b), c, poison=True)
+    run_once(device, config, Operand(a), Operand(b), c, poison=True)
     return c
 
 
@@ -196,7 +217,7 @@ def errors(got, exact, size):
 
 
 @cache
-def reference(session, *which):
+def reference(device, *which):
     """Compute a case in double precision, |A||B|, and the errors of others: once for all families.
 
     Returns
@@ -206,20 +227,20 @@ def reference(session, *which):
     """
     a, b = operands(*which)
     portable = BY_NAME["gpu_tiled"]
-    fma = portable.default(session.traits, PRECISIONS[which[0]])
+    fma = portable.default(device.traits, PRECISIONS[which[0]])
     gemm = blas.sgemm if which[0] == "s" else blas.cgemm
     with np.errstate(all="ignore"):
         exact, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
-        others = multiply(session, fma, a, b), gemm(1, a, b)
+        others = multiply(device, fma, a, b), gemm(1, a, b)
         return exact, size, *(errors(c, exact, size) for c in others)
 
 
-def compare(session, config, *which):
+def compare(device, config, *which):
     """Multiply, print the errors beside those of others, and check the bound of the first."""
     code, _, _, k, case = which
     a, b = operands(*which)
-    exact, size, fma, scipy = reference(session, *which)
-    got = multiply(session, config, a, b)
+    exact, size, fma, scipy = reference(device, *which)
+    got = multiply(device, config, a, b)
     with np.errstate(all="ignore"):
         print(  # noqa: T201 - what the test is run for
             f"{code} k={k} {case}: {config.family} {errors(got, exact, size):.3g}, "
@@ -231,32 +252,29 @@ def compare(session, config, *which):
         assert np.all(np.abs(wide(got) - exact) <= limit)
 
 
-@pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("code", "sc")
-def test_error_is_within_the_bound_of_fma(session, config, code, case):
-    compare(session, config, code, M, N, K, case)
+@ways("code case", "sc", CASES)
+def test_error_is_within_the_bound_of_fma(device, config, code, case):
+    compare(device, config, code, M, N, K, case)
 
 
 DEPTH_CASES = ["normal", "positive", "meet zeros 2^-30", "elements 2^+-20"]
 
 
-@pytest.mark.parametrize(("code", "k"), [("s", 64), ("s", 65), ("s", 100), ("s", 255), ("c", 64)])
-@pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_small_depths(session, config, code, k, case):
-    compare(session, config, code, 131, 140, k, case)
+@ways("depth case", [("s", 64), ("s", 65), ("s", 100), ("s", 255), ("c", 64)], DEPTH_CASES)
+def test_error_is_within_the_bound_at_small_depths(device, config, depth, case):
+    code, k = depth
+    compare(device, config, code, 131, 140, k, case)
 
 
-@pytest.mark.parametrize("config", LONG_WAYS, indirect=True, ids=way_name)
-@pytest.mark.parametrize(("code", "k"), [("s", 4096), ("s", 65536), ("c", 3000)])
-@pytest.mark.parametrize("case", DEPTH_CASES)
-def test_error_is_within_the_bound_at_large_depths(session, config, code, k, case):
-    compare(session, config, code, 131, 140, k, case)
+@ways("depth case", [("s", 4096), ("s", 65536), ("c", 3000)], DEPTH_CASES, of=LONG_WAYS)
+def test_error_is_within_the_bound_at_large_depths(device, config, depth, case):
+    code, k = depth
+    compare(device, config, code, 131, 140, k, case)
 
 
-@pytest.mark.parametrize("case", list(CASES))
-@pytest.mark.parametrize("code", "sc")
-def test_rows_that_are_in_no_tile_are_as_accurate(session, config, code, case):
-    compare(session, config, code, 257, 257, K, case)
+@ways("code case", "sc", CASES)
+def test_rows_that_are_in_no_tile_are_as_accurate(device, config, code, case):
+    compare(device, config, code, 257, 257, K, case)
 
 
 def same_kinds(got, want):
@@ -295,13 +313,12 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(M, N), (257, 257)])  # the second has rows in no tile
-@pytest.mark.parametrize("code", "sc")
-def test_what_is_not_finite_is_where_scipy_has_it(session, config, code, shape, kind):
+# The second shape has rows in no tile.
+@ways("code shape kind", "sc", [(M, N), (257, 257)], KINDS)
+def test_what_is_not_finite_is_where_scipy_has_it(device, config, code, shape, kind):
     a, b = (x.copy(order="F") for x in operands(code, *shape, 130, "normal"))
     special(a, b, kind)
-    got = multiply(session, config, a, b)
+    got = multiply(device, config, a, b)
     with np.errstate(all="ignore"):
         want = (blas.sgemm if code == "s" else blas.cgemm)(1, a, b)
         size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
@@ -323,34 +340,33 @@ RUNS = 700  # of each shape
 NAN = np.uint32(0x7FC0_0000)
 
 
-@pytest.mark.parametrize("config", RACE_WAYS, indirect=True, ids=way_name)
-@pytest.mark.parametrize("case", ["normal", "elements 2^+-20", "one 2^100"])
-@pytest.mark.parametrize("code", "sc")
-def test_two_thousand_runs_give_the_same_bits(session, config, code, case):
-    differ = cl.Kernel(opencl.build(session.context, DIFFER), "differ")
+@pytest.mark.slow
+@ways("code case", "sc", ["normal", "elements 2^+-20", "one 2^100"], of=RACE_WAYS)
+def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
+    differ = cl.Kernel(opencl.build(device.context, DIFFER), "differ")
     for shape in ((300, 265, 700), (1024, 1024, 320), (129, 400, 2000)):
         a, b = operands(code, *shape, case)
         c = np.zeros((shape[1], shape[0]), a.dtype).T
         problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
-        plan = BY_NAME[config.family].plan(session.traits, problem, config)
-        ready, workspace = Ready(session, plan), QueueWorkspace(session.context)
+        plan = BY_NAME[config.family].plan(device.traits, problem, config)
+        runner, workspace = KernelRunner(device, problem, plan), QueueWorkspace(device.context)
         scratch = workspace.scratch(plan.scratch_bytes)
-        places = [transfer.place(session, x) for x in (a, b, c)]
-        values = slots(problem, 1.0, 0.0, *places)
+        places = [host_memory.place(device, x) for x in (a, b, c)]
+        values = (1.0, 0.0, *places, NO_OFFSETS)
         flags = cl.mem_flags.READ_WRITE
-        first = cl.Buffer(session.context, flags, c.nbytes)
+        first = cl.Buffer(device.context, flags, c.nbytes)
         count = np.zeros(1, np.uint32)
-        counter = cl.Buffer(session.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
+        counter = cl.Buffer(device.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
         for i in range(RUNS):  # one after the other, and the host waits for none
             if i % 100 == 0:
-                cl.enqueue_fill_buffer(session.queue, scratch, NAN, 0, plan.scratch_bytes)
-            ready.enqueue(values, session.queue, [], workspace)
+                cl.enqueue_fill_buffer(device.queue, scratch, NAN, 0, plan.scratch_bytes)
+            runner.enqueue(values, device.queue, [], workspace)
             if i == 0:
-                cl.enqueue_copy(session.queue, first, places[2], byte_count=c.nbytes)
+                cl.enqueue_copy(device.queue, first, places[2], byte_count=c.nbytes)
             differ.set_args(places[2], first, counter)
-            cl.enqueue_nd_range_kernel(session.queue, differ, (c.nbytes // 4,), None)
-            cl.enqueue_fill_buffer(session.queue, places[2], NAN, 0, c.nbytes)
-        cl.enqueue_copy(session.queue, count, counter)
+            cl.enqueue_nd_range_kernel(device.queue, differ, (c.nbytes // 4,), None)
+            cl.enqueue_fill_buffer(device.queue, places[2], NAN, 0, c.nbytes)
+        cl.enqueue_copy(device.queue, count, counter)
         assert count[0] == 0, f"{shape}: {count[0]} numbers differed in {RUNS} runs"
-        transfer.fetch(session, first, c)
+        host_memory.fetch(device, first, c)
         assert np.all(np.isfinite(c))

@@ -20,7 +20,7 @@ from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 from clgemm.runtime.opencl import cl, load
 from clgemm.streaming import copies, copy_threads, pages, stream
 from clgemm.streaming.runner import Pipeline
@@ -30,14 +30,14 @@ KB = 1 << 10
 
 
 @pytest.fixture
-def apart(session, monkeypatch):
-    """Give a session on the device that is told it has a memory of its own; threads copy all."""
+def apart(device, monkeypatch):
+    """Give a device on the device that is told it has a memory of its own; threads copy all."""
     monkeypatch.setattr(stream, "INLINE", 0)
     monkeypatch.setattr(stream, "SMALL_PART", 1000)
-    yield separate(session)
-    memory = separate(session).memory
+    yield separate(device)
+    memory = separate(device).memory
     assert memory.used == 0
-    assert not separate(session).running
+    assert not separate(device).running
     memory.trim()
     memory.peak = 0
 
@@ -46,10 +46,10 @@ def limit(monkeypatch, nbytes):
     monkeypatch.setenv("CLGEMM_DEVICE_MEMORY_MB", str(nbytes / 2**20))
 
 
-def check(session, code, a, b, c, alpha=1.5, beta=0.0):
-    """Compute on a session and compare with the reference."""
+def check(device, code, a, b, c, alpha=1.5, beta=0.0):
+    """Compute on a device and compare with the reference."""
     want, size = reference.gemm(alpha, a, b, beta, c)
-    with sessions.using(session):
+    with registry.using(device):
         engine.gemm(alpha, a, b, beta, c)
     reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS[code].eps)
 
@@ -87,7 +87,7 @@ def test_conjugated_operands_in_blocks(apart, code, rng, monkeypatch):
     a, b = random_matrix(rng, precision, 130, 90), random_matrix(rng, precision, 110, 130)
     want, size = reference.gemm(1.0, a.conj().T, b.conj().T, 0.0, np.zeros((90, 110), a.dtype))
     c = np.full((90, 110), np.nan, precision.dtype)
-    with sessions.using(apart):
+    with registry.using(apart):
         engine.gemm(1.0, a.T, b.T, 0.0, c, conj_a=True, conj_b=True)
     reference.assert_within_bound(c, want, size, 130, precision.eps)
 
@@ -115,23 +115,23 @@ def test_results_are_bitwise_the_same(apart, rng, monkeypatch):
     results = set()
     for _ in range(5):
         c = np.empty((300, 170), np.float32)
-        with sessions.using(apart):
+        with registry.using(apart):
             engine.gemm(1.0, a, b, 0.0, c)
         results.add(c.tobytes())
     assert len(results) == 1
 
 
-def with_limits(session, **facts):
-    """Open a session on the same device with other facts, which shares no memory with others."""
-    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
-    return sessions.Session(found._replace(traits=replace(found.traits, **facts)), "a test")
+def with_limits(device, **facts):
+    """Open a device on the same device with other facts, which shares no memory with others."""
+    found = next(f for f in registry.devices.find() if f.traits == device.traits)
+    return registry.Device(found._replace(traits=replace(found.traits, **facts)), "a test")
 
 
-def test_operands_larger_than_an_allocation_go_in_blocks(session, rng, monkeypatch):
+def test_operands_larger_than_an_allocation_go_in_blocks(device, rng, monkeypatch):
     """On CPU devices too, where what fits is not copied at all."""
     hosted = []
     monkeypatch.setattr(host_blas, "gemm", lambda *arguments: hosted.append(arguments))
-    small = with_limits(session, max_allocation=100 * KB, system_svm=False)
+    small = with_limits(device, max_allocation=100 * KB, system_svm=False)
     a, b = (
         random_matrix(rng, PRECISIONS["d"], 140, 120),
         random_matrix(rng, PRECISIONS["d"], 120, 150),
@@ -141,8 +141,8 @@ def test_operands_larger_than_an_allocation_go_in_blocks(session, rng, monkeypat
     assert hosted == []
 
 
-def test_a_limit_that_is_set_binds_devices_that_share_memory(session, rng, monkeypatch):
-    shared = with_limits(session)
+def test_a_limit_that_is_set_binds_devices_that_share_memory(device, rng, monkeypatch):
+    shared = with_limits(device)
     a, b = (
         random_matrix(rng, PRECISIONS["d"], 140, 120),
         random_matrix(rng, PRECISIONS["d"], 120, 150),
@@ -241,7 +241,7 @@ def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
 
     monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
     monkeypatch.setattr(copies.Traffic, "_copied", hear)
-    with sessions.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
+    with registry.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
         engine.gemm(1.0, a, b, 0.5, c)
     copied.clear()
     monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
@@ -257,7 +257,7 @@ def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
         cl.enqueue_copy(apart.queue, memory, np.zeros(64), dst_offset=8)
 
     monkeypatch.setattr(stream.Flow, "_enqueue", enqueue)
-    with sessions.using(apart), pytest.raises(DeviceError, match="INVALID_VALUE"):
+    with registry.using(apart), pytest.raises(DeviceError, match="INVALID_VALUE"):
         engine.gemm(1.0, a, b, 0.5, c)
     np.testing.assert_array_equal(c, before)
 
@@ -276,7 +276,7 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(copies.Traffic, "turn", interrupted)
-        with sessions.using(apart), pytest.raises(KeyboardInterrupt):
+        with registry.using(apart), pytest.raises(KeyboardInterrupt):
             engine.gemm(1.0, a, b, 0.0, c)
     assert apart.memory.used == 0
     staging = apart.copiers.staging
@@ -299,7 +299,7 @@ def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
 def test_threads_get_their_own_results(apart, room, monkeypatch):
     """Beside each other, or one after the other where memory is for one."""
     limit(monkeypatch, room)
-    with sessions.using(apart):
+    with registry.using(apart):
 
         def work(number):
             rng = np.random.default_rng(number)
@@ -316,7 +316,7 @@ def test_threads_get_their_own_results(apart, room, monkeypatch):
 
 def test_threads_get_their_own_results_with_one_piece_of_staging(apart, monkeypatch):
     monkeypatch.setattr(apart.copiers.staging, "take", lambda _: None)
-    with sessions.using(apart):
+    with registry.using(apart):
 
         def work(number):
             rng = np.random.default_rng(number)
@@ -332,27 +332,29 @@ PROGRAM = """
 import os, sys, time
 import numpy as np
 import clgemm
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 a = np.random.default_rng(3).uniform(-1, 1, (300, 300)).astype(np.float32)
 want = a.astype(np.float64) @ a
 def right():
     return np.abs(clgemm.sgemm(1.0, a, a) - want).max() < 1e-3
-assert right() and sessions.current().memory.peak > 0
+assert right() and registry.current().memory.peak > 0
 """
 
 
-def test_a_program_ends_at_once_and_in_silence(session):
+@pytest.mark.process
+def test_a_program_ends_at_once_and_in_silence(device):
     """Threads, staging and timers of copies wait for nothing when it ends."""
     begin = time.monotonic()
     run = run_python(
-        PROGRAM, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
+        PROGRAM, CLGEMM_DEVICE=device.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
     assert time.monotonic() - begin < copy_threads.IDLE_SECONDS - 1
 
 
+@pytest.mark.process
 @needs_fork
-def test_a_forked_child_copies_for_itself(session):
+def test_a_forked_child_copies_for_itself(device):
     program = (
         PROGRAM
         + """
@@ -366,7 +368,7 @@ assert right()
 """
     )
     run = run_python(
-        program, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
+        program, CLGEMM_DEVICE=device.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
 

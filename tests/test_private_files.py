@@ -333,26 +333,26 @@ print(json.dumps([str(w.message) for w in caught if folder in str(w.message)]))
 """
 
 
-def warned_by_products(folder, before, session, user=-1):
+def warned_by_products(folder, before, device, user=-1):
     run = run_python(
         PRODUCT, folder, user, timeout=90, CLGEMM_TUNE="auto", CLGEMM_TUNE_SECONDS=1,
-        CLGEMM_ROUTE="auto", CLGEMM_DEVICE=session.traits.platform, CLGEMM_CACHE_DIR=before,
+        CLGEMM_ROUTE="auto", CLGEMM_DEVICE=device.traits.platform, CLGEMM_CACHE_DIR=before,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
-def test_products_are_right_beside_a_directory_that_others_may_write(session, own, tmp_path):
+def test_products_are_right_beside_a_directory_that_others_may_write(device, own, tmp_path):
     own.chmod(0o777)
-    (message,) = warned_by_products(own, tmp_path / "before", session)
+    (message,) = warned_by_products(own, tmp_path / "before", device)
     assert message.count("is not used") == 1
     assert message.count("everybody") == 1
     assert list(own.iterdir()) == []
 
 
-def test_products_are_right_beside_a_directory_that_may_not_be_entered(session, tmp_path):
+def test_products_are_right_beside_a_directory_that_may_not_be_entered(device, tmp_path):
     user = NOBODY if os.geteuid() == 0 else -1
-    if user >= 0 and session.traits.platform.startswith("Portable"):
+    if user >= 0 and device.traits.platform.startswith("Portable"):
         pytest.skip("PoCL builds nothing more once root has become somebody else")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made) / "cache"
@@ -361,15 +361,15 @@ def test_products_are_right_beside_a_directory_that_may_not_be_entered(session, 
             for path in (made, folder):
                 os.chown(path, user, -1)
         folder.chmod(0)
-        (message,) = warned_by_products(folder, tmp_path / "before", session, user)
+        (message,) = warned_by_products(folder, tmp_path / "before", device, user)
         assert message.count("is not used") == message.count("may not be entered") == 1
         folder.chmod(0o700)
         assert list(folder.iterdir()) == []
 
 
-def test_stored_parameters_of_others_are_not_used(session, own):
+def test_stored_parameters_of_others_are_not_used(device, own):
     """Neither they nor the programs that lie beside them."""
-    traits = session.traits
+    traits = device.traits
     place = Store(own, traits.fingerprint(), traits.identity, "k")
     place.write("s", entry_with())
     assert set(place.read()) == {"s"}

@@ -64,24 +64,24 @@ SPEC = KernelSpec(
 )
 
 
-def test_a_device_without_ptx_refuses_a_target(session):
+def test_a_device_without_ptx_refuses_a_target(device):
     """What such a device's compiler returns is no PTX: an error that the tuner can report."""
-    if session.traits.compute_capability:
-        pytest.skip(f"{session.traits.describe()} compiles to PTX")
+    if device.traits.compute_capability:
+        pytest.skip(f"{device.traits.describe()} compiles to PTX")
     with pytest.raises(BuildError, match="no PTX text"):
-        Programs(session.context, session.traits).kernel(SPEC)
+        Programs(device.context, device.traits).kernel(SPEC)
 
 
-def test_a_stored_program_is_kept_by_its_target(session, tmp_path, monkeypatch):
+def test_a_stored_program_is_kept_by_its_target(device, tmp_path, monkeypatch):
     """With and without a target the same source makes two programs."""
     calls = []
     monkeypatch.setattr(ptx, "retarget", lambda binary, target: calls.append(target) or binary)
-    programs = Programs(session.context, session.traits, Binaries(tmp_path, "print"))
+    programs = Programs(device.context, device.traits, Binaries(tmp_path, "print"))
     for spec in (SPEC, SPEC._replace(target="")):
         programs.kernel(spec)
     assert calls == ["sm_90a"]
     assert len(list(tmp_path.glob("*.bin"))) == 2
-    again = Programs(session.context, session.traits, Binaries(tmp_path, "print"))
+    again = Programs(device.context, device.traits, Binaries(tmp_path, "print"))
     monkeypatch.setattr(opencl, "build", lambda *_: pytest.fail("compiled again"))
     again.kernel(SPEC)
     assert calls == ["sm_90a"]

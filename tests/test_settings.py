@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import platformdirs
@@ -21,6 +22,11 @@ def clean(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(f"CLGEMM_{name}", raising=False)
     settings._warn_once.cache_clear()
+    settings._KNOWN_MODES.clear()
+
+
+def read_route():
+    return settings.modes().route
 
 
 def test_defaults():
@@ -28,7 +34,7 @@ def test_defaults():
     assert quiet(settings.tune_seconds) == settings.DEFAULT_TUNE_SECONDS == 5
     assert quiet(settings.tuning_enabled) is True
     assert quiet(settings.tune_mode) == "auto"
-    assert quiet(settings.route) == "auto"
+    assert quiet(read_route) == "auto"
     assert quiet(settings.staging_bytes) == settings.DEFAULT_STAGING_MB * 2**20
     assert quiet(settings.device_memory_bytes) is None
     assert quiet(settings.cache_dir) == Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
@@ -40,7 +46,7 @@ def test_an_empty_value_is_the_default(name, monkeypatch):
         "DEVICE": settings.device,
         "TUNE": settings.tuning_enabled,
         "TUNE_SECONDS": settings.tune_seconds,
-        "ROUTE": settings.route,
+        "ROUTE": read_route,
         "CACHE_DIR": settings.cache_dir,
         "STAGING_MB": settings.staging_bytes,
         "DEVICE_MEMORY_MB": settings.device_memory_bytes,
@@ -66,9 +72,9 @@ def test_an_empty_value_is_the_default(name, monkeypatch):
         ("TUNE", "no", settings.tune_mode, "off"),
         ("TUNE_SECONDS", "0.25", settings.tune_seconds, 0.25),
         ("TUNE_SECONDS", " 1e2 ", settings.tune_seconds, 100.0),
-        ("ROUTE", "host", settings.route, "host"),
-        ("ROUTE", "Device", settings.route, "device"),
-        ("ROUTE", "auto", settings.route, "auto"),
+        ("ROUTE", "host", read_route, "host"),
+        ("ROUTE", "Device", read_route, "device"),
+        ("ROUTE", "auto", read_route, "auto"),
         ("CACHE_DIR", "/some/where", settings.cache_dir, Path("/some/where")),
         ("STAGING_MB", " 12 ", settings.staging_bytes, 12 << 20),
         ("STAGING_MB", "0", settings.staging_bytes, 0),
@@ -85,7 +91,7 @@ def test_values(name, text, read, want, monkeypatch):
     [
         ("TUNE", "sometimes", settings.tuning_enabled, True),
         ("TUNE", "sometimes", settings.tune_mode, "auto"),
-        ("ROUTE", "gpu", settings.route, "auto"),
+        ("ROUTE", "gpu", read_route, "auto"),
         *(
             ("TUNE_SECONDS", text, settings.tune_seconds, settings.DEFAULT_TUNE_SECONDS)
             for text in ("soon", "0", "-1", "nan", "inf", "5 s")
@@ -117,24 +123,42 @@ def test_a_full_search_may_take_longer(monkeypatch):
 def test_two_bad_values_are_two_warnings(monkeypatch):
     def read(text):
         monkeypatch.setenv("CLGEMM_ROUTE", text)
-        settings.route()
+        settings.modes().route
 
     assert len(heard(lambda: [read(text) for text in ("gpu", "cpu", "gpu")])) == 2
 
 
 def test_variables_are_read_at_each_use(monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
-    assert settings.route() == "host"
+    assert settings.modes().route == "host"
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
-    assert settings.route() == "device"
+    assert settings.modes().route == "device"
 
 
 def test_the_route_is_read_at_each_call(monkeypatch):
     """Whether it was set when clgemm was imported or not."""
     monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
-    assert settings.route() == "auto"
+    assert settings.modes().route == "auto"
     for text, meant in [("host", "host"), (" Device ", "device"), ("", "auto")]:
         monkeypatch.setenv("CLGEMM_ROUTE", text)
-        assert settings.route() == meant
+        assert settings.modes().route == meant
     monkeypatch.delenv("CLGEMM_ROUTE")
-    assert settings.route() == "auto"
+    assert settings.modes().route == "auto"
+
+
+def test_modes_change_in_one_thread_and_end_with_their_block(monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    seen = []
+    with settings.using(fp32="fma", route="device") as modes:
+        assert settings.modes() == modes == settings.Modes("device", "fma")
+        with settings.using(route="auto"):
+            assert settings.modes() == settings.Modes("auto", "fma")
+        thread = threading.Thread(target=lambda: seen.append(settings.modes()))
+        thread.start()
+        thread.join()
+    assert seen == [settings.Modes("host", "auto")]
+    assert settings.modes() == seen[0]
+    with pytest.raises(ValueError, match="fp32: auto, fma"), settings.using(fp32="half"):
+        pass
+    with pytest.raises(ValueError, match="speed"), settings.using(speed="high"):
+        pass

@@ -20,41 +20,40 @@ from clgemm.tuning.measure.verify import run_once
 TINY = {
     "cpu_packed": {"KC": 8, "BLOCK_KB": 1},
     "gpu_tiled": {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4},
-    "direct": {},
 }
 
 
 def tiny(family, traits, precision):
     config = family.default(traits, precision)
-    return Config.of(family.name, dict(config.params) | TINY[family.name])
+    return Config.of(family.name, dict(config.params) | TINY.get(family.name, {}))
 
 
 @pytest.mark.parametrize("ops", ["NN", "TC", "CT", "RN"])
 @pytest.mark.parametrize("code", "sdcz")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-def test_edges_of_every_loop(session, family, code, ops, rng):
+def test_edges_of_every_loop(device, family, code, ops, rng):
     precision = PRECISIONS[code]
-    skip_unsupported(session, family, precision)
-    config = tiny(family, session.traits, precision)
-    assert not list(family.broken_rules(session.traits, precision, config))
+    skip_unsupported(device, family, precision)
+    config = tiny(family, device.traits, precision)
+    assert not list(family.broken_rules(device.traits, precision, config))
     m, n, k = 37, 35, 29  # three whole slices and a part: guarded and unguarded loads
     a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
     for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
         memory = np.full((n, m + 1), 0.5, precision.dtype).T
         c = memory[:m]
         want, size = reference.gemm(alpha, value(a), value(b), beta, c)
-        run_once(session, config, a, b, c, alpha, beta)
+        run_once(device, config, a, b, c, alpha, beta)
         reference.assert_within_bound(c, want, size, k, precision.eps)
         assert np.all(memory[m:] == 0.5)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-def test_a_stack(session, family, rng):
+def test_a_stack(device, family, rng):
     precision = PRECISIONS["s"]
-    skip_unsupported(session, family, precision)
+    skip_unsupported(device, family, precision)
     a = rng.uniform(-1, 1, (3, 5, 7)).astype(np.float32)
     b = rng.uniform(-1, 1, (3, 7, 4)).astype(np.float32)
     c = np.zeros((3, 4, 5), np.float32).swapaxes(1, 2)
-    run_once(session, tiny(family, session.traits, precision), Operand(a), Operand(b), c)
+    run_once(device, tiny(family, device.traits, precision), Operand(a), Operand(b), c)
     size = np.abs(a) @ np.abs(b)
     reference.assert_within_bound(c, reference.wide(a) @ reference.wide(b), size, 7, precision.eps)

@@ -259,6 +259,7 @@ for i in range(40):
 """
 
 
+@pytest.mark.process
 def test_processes_that_write_at_once_lose_nothing(tmp_path):
     children = [
         subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, json.dumps(IDENTITY), code])
@@ -317,6 +318,7 @@ def killed_while_trying(folder, candidate):
     assert run.returncode == 7, run.stderr
 
 
+@pytest.mark.process
 def test_candidates_that_killed_their_process_are_remembered(tmp_path):
     first, second = ({"family": "f", "params": {"MR": mr}} for mr in (8, 16))
     killed_while_trying(tmp_path, first)
@@ -334,6 +336,7 @@ def test_candidates_that_killed_their_process_are_remembered(tmp_path):
 ALIVE = KILLED.replace("os._exit(7)", "print('begun', flush=True); input(); os._exit(7)")
 
 
+@pytest.mark.process
 def test_a_candidate_that_another_process_tries_is_not_interrupted(tmp_path):
     store, candidate = make(tmp_path), {"family": "f", "params": {}}
     other = subprocess.Popen(
@@ -361,6 +364,7 @@ def trying(folder):
     return json.loads((folder / "0123.trying.json").read_text())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_tries_for_itself(tmp_path):
     store = make(tmp_path)

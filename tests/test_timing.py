@@ -12,9 +12,7 @@ import pytest
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices, transfer
-from clgemm.runtime.kernel_runner import slots
+from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import profiling, stopwatch, timing
 from clgemm.tuning.measure.measure import Course
 from clgemm.tuning.measure.verify import random_matrix
@@ -127,23 +125,23 @@ def test_which_clocks_are_trusted(pairs, words):
 
 
 @pytest.fixture
-def product(session, rng):
-    """Plan a product on each device, in a session of its own."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    own, precision = sessions.Session(found, "a test"), PRECISIONS["s"]
+def product(device, rng):
+    """Plan a product on each device, in a device of its own."""
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    own, precision = registry.Device(found, "a test"), PRECISIONS["s"]
     a, b, c = (random_matrix(rng, precision, 300, 300) for _ in "abc")
     problem = describe(Operand(a), Operand(b), c, reads_c=False)
     config = lookup.defaults(own.traits, precision, "").configs[0]
     plan = BY_NAME[config.family].plan(own.traits, problem, config)
-    places = [transfer.place(own, x) for x in (a, b, c)]
-    yield own, plan, slots(problem, 1.0, 0.0, *places)
+    places = [host_memory.place(own, x) for x in (a, b, c)]
+    yield own, plan, (1.0, 0.0, *places, NO_OFFSETS)
     del a, b, c  # kept until here: a device may share their memory
 
 
 def test_a_device_times_its_launches(product):
-    session, plan, values = product
-    watch = stopwatch.Stopwatch(session)
-    ready = stopwatch.Traced(session, plan)
+    device, plan, values = product
+    watch = stopwatch.Stopwatch(device)
+    ready = stopwatch.Traced(device, plan)
     timed = watch.time(ready, values, seconds=0.01)
     assert timed.best > 0
     assert timed.runs >= 2
@@ -154,33 +152,33 @@ def test_a_device_times_its_launches(product):
 
 
 def test_a_driver_that_times_no_launches_leaves_it_to_the_host(product, monkeypatch):
-    session, plan, values = product
+    device, plan, values = product
     monkeypatch.setattr(profiling, "enable", lambda _: False)
-    watch = stopwatch.Stopwatch(session)
-    ready = stopwatch.Traced(session, plan)
-    ready.run(values)
+    watch = stopwatch.Stopwatch(device)
+    ready = stopwatch.Traced(device, plan)
+    ready.execute(values)
     assert math.isnan(ready.seconds()), "the queue keeps no times"
     assert watch.time(ready, values, seconds=0.01).best > 0
     assert watch.clock == "the host's clock: the driver times no launches"
 
 
 def test_a_clock_that_tells_nonsense_is_found_out(product, monkeypatch):
-    session, plan, values = product
-    watch = stopwatch.Stopwatch(session)
-    ready = stopwatch.Traced(session, plan)
+    device, plan, values = product
+    watch = stopwatch.Stopwatch(device)
+    ready = stopwatch.Traced(device, plan)
     monkeypatch.setattr(profiling, "seconds", lambda _: 1e-12)
     timed = watch.time(ready, values, seconds=0.01)
     assert watch.clock.startswith("the host's clock: ")
     assert timed.best > 1e-9
 
 
-def test_what_is_timed_is_what_the_driver_runs(session):
+def test_what_is_timed_is_what_the_driver_runs(device):
     """Copies to a memory of the device's own are dense and aligned; kernels load wider for it."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
+    found = next(f for f in devices.find() if f.traits == device.traits)
     apart = found._replace(traits=replace(found.traits, unified_memory=False, system_svm=False))
     precision = PRECISIONS["s"]
     family = BY_NAME["direct"]
-    course = Course(sessions.Session(apart, "a test"), precision)
+    course = Course(registry.Device(apart, "a test"), precision)
     seen = []
 
     class Spy:

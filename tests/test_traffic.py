@@ -12,10 +12,10 @@ from numpy.lib.stride_tricks import as_strided
 from test_transfer import separate
 
 from clgemm.runtime import memory
+from clgemm.runtime.host_memory import parts
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.memory import DeviceMemory, rounded
 from clgemm.runtime.opencl import cl, load
-from clgemm.runtime.transfer import parts
 from clgemm.streaming import pages
 from clgemm.streaming.copies import Traffic
 from clgemm.streaming.copy_threads import Copiers, Copy
@@ -33,8 +33,8 @@ def out_of_memory():
 
 
 @pytest.fixture
-def pool(session):
-    return DeviceMemory(session.context, session.traits.max_allocation)
+def pool(device):
+    return DeviceMemory(device.context, device.traits.max_allocation)
 
 
 def test_buffers_are_used_again(pool):
@@ -118,9 +118,9 @@ def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch)
         assert x.size >= 50_000
 
 
-def test_staging_is_bounded(session, monkeypatch):
+def test_staging_is_bounded(device, monkeypatch):
     monkeypatch.setenv("CLGEMM_STAGING_MB", "9")
-    pieces, queue = Staging(session.context, 5), cl.CommandQueue(session.context)
+    pieces, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
     taken = [pieces.take(queue) for _ in range(4)]
     assert [x is not None for x in taken] == [True, True, False, False]
     assert pieces.count == 2
@@ -136,11 +136,11 @@ def test_staging_is_bounded(session, monkeypatch):
     assert pieces.take(queue) is None
 
 
-def test_staging_does_without_pinned_memory(session, monkeypatch):
+def test_staging_does_without_pinned_memory(device, monkeypatch):
     def buffer(*_):
         raise out_of_memory()
 
-    pieces, queue = Staging(session.context, 5), cl.CommandQueue(session.context)
+    pieces, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
     monkeypatch.setattr(load(), "Buffer", buffer)
     piece = pieces.take(queue)
     assert piece.memory.nbytes == PIECE
@@ -172,8 +172,8 @@ def test_an_idle_timer_runs_once_after_the_last_touch():
 
 
 @pytest.fixture
-def copiers(session, pool):
-    made = Copiers(session.context, pool, [])
+def copiers(device, pool):
+    made = Copiers(device.context, pool, [])
     yield made
     made.rest()
     assert made._running == []
@@ -241,12 +241,12 @@ def test_parts_are_dense_in_order_and_small(shape, most):
     assert len(found) <= 2 * -(-x.nbytes // most) + shape[0] * (shape[1] + 1) * (most < 100)
 
 
-def test_a_session_counts_what_its_calls_hold(session):
-    assert separate(session).copiers._running is separate(session).running
+def test_a_session_counts_what_its_calls_hold(device):
+    assert separate(device).copiers._running is separate(device).running
 
 
-def test_jobs_wait_until_there_is_nothing_to_copy(session, monkeypatch):
-    copiers = Copiers(session.context, DeviceMemory(session.context, MB), [])
+def test_jobs_wait_until_there_is_nothing_to_copy(device, monkeypatch):
+    copiers = Copiers(device.context, DeviceMemory(device.context, MB), [])
     monkeypatch.setattr(copiers, "_most", 1)
     busy, done, order = threading.Event(), threading.Event(), []
 

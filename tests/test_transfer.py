@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS, address_of, layout_of
-from clgemm.runtime import device as sessions
-from clgemm.runtime import opencl, transfer
+from clgemm.runtime import opencl, registry, transfer
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -79,15 +78,15 @@ def in_column_order(x):
     return np.concatenate([m.ravel("C" if layout.trans else "F") for m in stack])
 
 
-def contents(session, buffer, dtype):
+def contents(device, buffer, dtype):
     got = np.empty(buffer.size // dtype.itemsize, dtype)
-    cl.enqueue_copy(session.queue, got, buffer)
+    cl.enqueue_copy(device.queue, got, buffer)
     return got
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("code", "sz")
-def test_upload(session, code, name):
+def test_upload(device, code, name):
     dtype = PRECISIONS[code].dtype
     memory = room(dtype)
     x = LAYOUTS[name][0](memory)
@@ -95,40 +94,40 @@ def test_upload(session, code, name):
     assert layout_of(x) is not None, "the case is one that the driver does not copy"
     want = in_column_order(x)
     assert transfer.dense_bytes(x) == want.nbytes
-    np.testing.assert_array_equal(contents(session, transfer.upload(session, x), dtype), want)
+    np.testing.assert_array_equal(contents(device, transfer.upload(device, x), dtype), want)
     np.testing.assert_array_equal(memory, room(dtype))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, free) in LAYOUTS.items() if free])
-def test_download_touches_the_elements_only(session, name):
+def test_download_touches_the_elements_only(device, name):
     dtype = np.dtype(np.float32)
     memory, want = room(dtype), room(dtype)
     x, y = LAYOUTS[name][0](memory), LAYOUTS[name][0](want)
     y *= -1
-    buffer = transfer.upload(session, y)
-    transfer.download(session, buffer, x)
+    buffer = transfer.upload(device, y)
+    transfer.download(device, buffer, x)
     np.testing.assert_array_equal(memory, want)
 
 
-def test_place_copies_only_what_is_read(session, monkeypatch):
-    apart = separate(session)
+def test_place_copies_only_what_is_read(device, monkeypatch):
+    apart = separate(device)
     x = room(np.float32)[0, :, :5]
     monkeypatch.setattr(transfer, "upload", None)
-    assert transfer.place(apart, x, read=False).size == x.size * 4
+    assert host_memory.place(apart, x, read=False).size == x.size * 4
     with pytest.raises(TypeError):
-        transfer.place(apart, x, read=True)
+        host_memory.place(apart, x, read=True)
 
 
 _SEPARATE = {}
 
 
-def separate(session):
+def separate(device):
     """Return the same device with a memory of its own, as far as clgemm is told."""
-    if session not in _SEPARATE:
-        found = next(f for f in sessions.devices.find() if f.traits == session.traits)
-        traits = replace(session.traits, unified_memory=False, system_svm=False)
-        _SEPARATE[session] = sessions.Session(found._replace(traits=traits), "a test")
-    return _SEPARATE[session]
+    if device not in _SEPARATE:
+        found = next(f for f in registry.devices.find() if f.traits == device.traits)
+        traits = replace(device.traits, unified_memory=False, system_svm=False)
+        _SEPARATE[device] = registry.Device(found._replace(traits=traits), "a test")
+    return _SEPARATE[device]
 
 
 def matrices(flat, rows, columns):
@@ -155,8 +154,8 @@ def memory_for(rng, precision, rows, columns):
 
 
 @pytest.mark.parametrize("code", "sdcz")
-def test_gemm_with_separate_memories(session, code, rng):
-    precision, apart = PRECISIONS[code], separate(session)
+def test_gemm_with_separate_memories(device, code, rng):
+    precision, apart = PRECISIONS[code], separate(device)
     cases = [(shape, how) for shape in SHAPES for how in HOWS]
     for case, ((m, n, k), how_c) in enumerate(cases):
         how_a, how_b = HOWS[case % 7], HOWS[(case * 3 + 1) % 7]
@@ -170,7 +169,7 @@ def test_gemm_with_separate_memories(session, code, rng):
             c[...] = np.nan
         before = memory.copy()
         want, size = reference.gemm(alpha, a, b, beta, c)
-        with sessions.using(apart):
+        with registry.using(apart):
             engine.gemm(alpha, a, b, beta, c)
         reference.assert_within_bound(c, want, size, k, precision.eps)
         for x in (memory, before):
@@ -179,8 +178,8 @@ def test_gemm_with_separate_memories(session, code, rng):
 
 
 @pytest.mark.parametrize("code", "sc")
-def test_stacks_with_separate_memories(session, code, rng):
-    precision, apart = PRECISIONS[code], separate(session)
+def test_stacks_with_separate_memories(device, code, rng):
+    precision, apart = PRECISIONS[code], separate(device)
     shape_a, shape_b = (4, 9, 13), (4, 13, 6)
 
     def fill(shape):
@@ -210,7 +209,7 @@ def test_stacks_with_separate_memories(session, code, rng):
         if beta == 0:
             c[...] = np.nan
         want, size = reference.gemm(1.5, a, b, beta, c)
-        with sessions.using(apart):
+        with registry.using(apart):
             engine.gemm(1.5, a, b, beta, c)
         try:
             reference.assert_within_bound(c, want, size, 13, precision.eps)
@@ -224,19 +223,19 @@ __kernel void where(__global const char *x, __global ulong *out) { out[0] = (ulo
 
 
 @pytest.mark.parametrize("system_svm", [True, False])
-def test_kernels_see_the_memory_of_the_caller(session, system_svm):
+def test_kernels_see_the_memory_of_the_caller(device, system_svm):
     """Zero copy, by counting the operands that a kernel finds where the caller has them.
 
     A runtime that copies silently, as Intel's does for read-only buffers that are not on a page,
     shows another address.
     """
-    if not session.traits.unified_memory:
-        pytest.skip(f"{session.traits.describe()} has a memory of its own")
-    if system_svm and not session.traits.system_svm:
-        pytest.skip(f"{session.traits.describe()} follows no host pointers")
-    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
+    if not device.traits.unified_memory:
+        pytest.skip(f"{device.traits.describe()} has a memory of its own")
+    if system_svm and not device.traits.system_svm:
+        pytest.skip(f"{device.traits.describe()} follows no host pointers")
+    found = next(f for f in registry.devices.find() if f.traits == device.traits)
     found = found._replace(traits=replace(found.traits, system_svm=system_svm))
-    apart = sessions.Session(found, "a test")
+    apart = registry.Device(found, "a test")
     kernel = cl.Kernel(opencl.build(apart.context, WHERE), "where")
     memory = np.zeros(3 << 20, np.uint8)
     seen, wanted = [], []
@@ -250,7 +249,7 @@ def test_kernels_see_the_memory_of_the_caller(session, system_svm):
                 x.flags.writeable = bool(offset % 8)
                 out = np.zeros(1, np.uint64)
                 # Kept until the launch has ended: OpenCL keeps neither.
-                places = transfer.place(apart, x), transfer.place(apart, out.reshape(1, 1))
+                places = host_memory.place(apart, x), host_memory.place(apart, out.reshape(1, 1))
                 kernel.set_args(*places)
                 cl.enqueue_nd_range_kernel(apart.queue, kernel, (1,), (1,)).wait()
                 seen.append(int(out[0]))

@@ -23,8 +23,7 @@ from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.runtime.opencl import cl
 from clgemm.tuning import tuner, verification
 from clgemm.tuning.cost_model import Model, Variant
@@ -38,13 +37,21 @@ from clgemm.tuning.workers import main, worker
 
 S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
-SPACE = list(PACKED.candidates(CPU, S))
+FIXED = {"KU": (4,), "BLOCK_KB": (256,), "TURNS": (1,)}  # so that a whole search is short
+SPACE = [
+    config
+    for config in PACKED.candidates(CPU, S)
+    if all(config[name] in values for name, values in FIXED.items())
+]
 DEFAULT = PACKED.default(CPU, S)
+HOPPER = replace(GPU, compute_capability=(9, 0))
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch, tmp_path):
-    """Tuning is on, in a cache directory of the test's own."""
+    """Tuning is on, among few candidates, in a cache directory of the test's own."""
+    space = PACKED.space
+    monkeypatch.setattr(PACKED, "space", lambda *arguments: space(*arguments) | FIXED)
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "cache"))
@@ -52,8 +59,8 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
-def new_session(traits=CPU):
-    """Make what the tuner needs of a session on a device that is not here."""
+def new_device(traits=CPU):
+    """Make what the tuner needs of a device on a device that is not here."""
     return SimpleNamespace(traits=traits, tuned={}, refused=set(), tuning=threading.Lock())
 
 
@@ -125,9 +132,9 @@ def stored(cache, traits=CPU):
 
 def test_a_miss_searches_and_stores(fake, cache, caplog):
     caplog.set_level(logging.INFO, "clgemm")
-    session = new_session()
-    tuned = tuner.tuned_for(session, "s")
-    assert tuner.tuned_for(session, "s") is tuned, "the second time from memory"
+    device = new_device()
+    tuned = tuner.tuned_for(device, "s")
+    assert tuner.tuned_for(device, "s") is tuned, "the second time from memory"
     (record,) = [r for r in caplog.records if r.levelno >= logging.INFO]
     assert record.levelname == "INFO"
     assert "tuning sgemm" in record.getMessage()
@@ -151,10 +158,10 @@ def test_a_miss_searches_and_stores(fake, cache, caplog):
 
 def test_the_next_process_reads_what_was_stored(fake, caplog, monkeypatch):
     fake.answer = staticmethod(lambda config, _task: fine(config, 1.0 / config["NR"]))
-    first = tuner.tuned_for(new_session(), "s")
+    first = tuner.tuned_for(new_device(), "s")
     no_search(monkeypatch)
     caplog.set_level(logging.INFO, "clgemm")
-    second = tuner.tuned_for(new_session(), "s")
+    second = tuner.tuned_for(new_device(), "s")
     assert second.model == first.model
     assert second.configs[0]["NR"] == max(c["NR"] for c in SPACE)
     assert caplog.records == []
@@ -164,31 +171,33 @@ def test_the_next_process_reads_what_was_stored(fake, caplog, monkeypatch):
 def test_precisions_and_devices_are_tuned_apart(cache, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "0.4")
     for traits, code in [(CPU, "s"), (CPU, "z"), (GPU, "s")]:
-        tuner.tuned_for(new_session(traits), code)
+        tuner.tuned_for(new_device(traits), code)
     assert set(stored(cache, CPU)["precisions"]) == {"s", "z"}
     assert set(stored(cache, GPU)["precisions"]) == {"s"}
 
 
 def test_off_takes_defaults_and_no_file(fake, cache, monkeypatch):
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     fake.tried.clear()
     monkeypatch.setenv("CLGEMM_TUNE", "off")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(cache / "other"))
-    tuned = tuner.tuned_for(new_session(), "s")
+    tuned = tuner.tuned_for(new_device(), "s")
     assert set(tuned.configs) == {PACKED.default(CPU, S)}
     assert "CLGEMM_TUNE=off" in tuned.origin
     assert fake.tried == []
     assert not (cache / "other").exists()
 
 
-@pytest.mark.parametrize("code", "sdcz")
-@pytest.mark.parametrize("traits", [CPU, GPU, replace(CPU, simd_bytes=16)])
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize(("family", "traits", "code"), [
+    (family, traits, code)
+    for family in FAMILIES
+    for traits in (CPU, GPU, HOPPER, replace(CPU, simd_bytes=16))
+    for code in "sdcz"
+    if family.supports(traits, PRECISIONS[code])
+], ids=lambda value: getattr(value, "name", None))  # fmt: skip
 def test_a_stored_default_is_accepted(family, traits, code):
     """Defaults are points of the space, or a winner that is one would be searched for again."""
     precision = PRECISIONS[code]
-    if not family.supports(traits, precision):
-        pytest.skip(f"{family.name} does not support {traits.name}")
     config = family.default(traits, precision)
     data = json.loads(json.dumps({"family": config.family, "params": dict(config.params)}))
     assert lookup.stored_config(data, traits, precision) == config
@@ -199,6 +208,13 @@ def file_with(entry, cache, traits=CPU):
     assert entry.items() <= stored(cache, traits)["precisions"]["s"].items()
 
 
+@pytest.fixture
+def short(monkeypatch, fake):  # noqa: ARG001 - which sets another budget
+    """Let searches try little more than the default."""
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "0.1")
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "bad",
     [
@@ -226,12 +242,13 @@ def test_a_stored_configuration_that_cannot_run_is_searched_again(bad, fake, cac
     entry = entry_with(DEFAULT, DEFAULT)
     entry["variants"][1] = bad | {"rates": {}, "seconds": {}} if isinstance(bad, dict) else bad
     file_with(entry, cache)
-    tuned = tuner.tuned_for(new_session(), "s")
+    tuned = tuner.tuned_for(new_device(), "s")
     assert fake.tried, "the file was believed"
     assert all(config in SPACE for config in tuned.configs)
     assert stored(cache)["precisions"]["s"]["variants"] != entry["variants"]
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "entry",
     [None, [], "text", {}, {"variants": None}, {"variants": ["square"]}, {"variants": []},
@@ -243,7 +260,7 @@ def test_a_stored_entry_of_another_form_is_searched_again(entry, fake, cache):
     file_with(entry_with(DEFAULT), cache)
     path = cache / f"{CPU.fingerprint()}.json"
     path.write_text(json.dumps(stored(cache) | {"precisions": {"s": entry}}))
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     assert fake.tried
 
 
@@ -260,11 +277,11 @@ def shipped(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("fake")
 def test_shipped_parameters_are_used_without_a_search(cache, shipped, monkeypatch):
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     path = cache / f"{CPU.fingerprint()}.json"
     path.rename(shipped / path.name)
     no_search(monkeypatch)
-    tuned = tuner.tuned_for(new_session(), "s")
+    tuned = tuner.tuned_for(new_device(), "s")
     assert tuned.origin.startswith("shipped")
     assert not path.exists()
 
@@ -277,9 +294,9 @@ def test_the_user_s_parameters_come_before_shipped_ones(fake, cache, shipped):
     path = cache / f"{CPU.fingerprint()}.json"
     (shipped / path.name).write_bytes(path.read_bytes())
     file_with(entry_with(other), cache)
-    assert tuner.tuned_for(new_session(), "s").configs == (other,)
+    assert tuner.tuned_for(new_device(), "s").configs == (other,)
     path.unlink()
-    assert tuner.tuned_for(new_session(), "s").configs == (DEFAULT,)
+    assert tuner.tuned_for(new_device(), "s").configs == (DEFAULT,)
 
 
 def test_shipped_parameters_of_another_driver_are_used(fake, cache, shipped):
@@ -287,7 +304,7 @@ def test_shipped_parameters_of_another_driver_are_used(fake, cache, shipped):
     newer = replace(CPU, driver_version="2.0")
     file_with(entry_with(DEFAULT), cache, newer)
     (cache / f"{newer.fingerprint()}.json").rename(shipped / "device.json")
-    assert tuner.tuned_for(new_session(), "s").origin.startswith("shipped")
+    assert tuner.tuned_for(new_device(), "s").origin.startswith("shipped")
     assert fake.tried == []
 
 
@@ -305,12 +322,12 @@ def test_each_shape_runs_with_what_is_best_there(fake):
         )
 
     fake.answer = staticmethod(answer)
-    session = new_session()
-    tuner.tuned_for(session, "s")
+    device = new_device()
+    tuner.tuned_for(device, "s")
     widths = {config["NR"] for config in SPACE}
 
     def chosen(name):
-        return tuner.config_for(session, SHAPES[name].problem("s"))
+        return tuner.config_for(device, SHAPES[name].problem("s"))
 
     assert chosen("square")["NR"] == max(widths)
     assert chosen("small")["NR"] == min(widths)
@@ -326,7 +343,7 @@ def test_a_winner_that_fails_the_full_check_loses_to_the_next(fake, cache):
         return fine(config, 1.0 + by_rank.index(config))
 
     fake.answer = staticmethod(answer)
-    assert tuner.tuned_for(new_session(), "s").configs == (by_rank[1],)
+    assert tuner.tuned_for(new_device(), "s").configs == (by_rank[1],)
     assert [task for config, task in fake.tried if config == by_rank[0]].count(CHECK) == 1
     failures = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] != "ok"]
     assert [(t["status"], t["detail"]) for t in failures] == [("wrong", "not with B transposed")]
@@ -338,10 +355,10 @@ def test_a_finalist_that_fails_in_a_race_is_out(fake):
     def answer(config, task):
         if task == RACE and config == by_rank[0]:
             return Outcome(config, "wrong", "as timed")
-        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+        return fine(config, 1.0 + 0.01 * by_rank.index(config))
 
     fake.answer = staticmethod(answer)
-    assert by_rank[0] not in tuner.tuned_for(new_session(), "s").configs
+    assert by_rank[0] not in tuner.tuned_for(new_device(), "s").configs
     assert [task for config, task in fake.tried if config == by_rank[0]].count(RACE) == 1
 
 
@@ -351,10 +368,10 @@ def test_a_race_that_the_end_cuts_off_rules_nobody_out(fake, cache):
     def answer(config, task):
         if task == RACE:
             return Outcome(config, "late", "the search ended")
-        return fine(config, 1.0 + 0.001 * by_rank.index(config))
+        return fine(config, 1.0 + 0.01 * by_rank.index(config))
 
     fake.answer = staticmethod(answer)
-    assert by_rank[0] in tuner.tuned_for(new_session(), "s").configs
+    assert by_rank[0] in tuner.tuned_for(new_device(), "s").configs
     assert all(t["status"] == "ok" for t in stored(cache)["precisions"]["s"]["trials"])
 
 
@@ -365,7 +382,7 @@ def test_candidates_are_vetted_before_they_are_timed_and_failures_are_named(fake
         return Outcome(config, "wrong", "by 3") if config == broken else fine(config)
 
     fake.answer = staticmethod(answer)
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     first = {}
     for place, (config, task) in enumerate(fake.tried):
         first.setdefault((config, task), place)
@@ -390,7 +407,7 @@ def test_what_was_vetted_is_timed_though_no_other_fits(fake, monkeypatch):
         return fine(config)
 
     fake.answer = staticmethod(answer)
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     assert [task for _, task in fake.tried].count(VET) == 2
     assert {c for c, task in fake.tried if task == TRY} == {
         c for c, task in fake.tried if task == VET
@@ -400,7 +417,7 @@ def test_what_was_vetted_is_timed_though_no_other_fits(fake, monkeypatch):
 def test_a_search_in_which_nothing_was_ready_says_how_to_give_it_more_time(fake, cache, caplog):
     """The default is used meanwhile; the next process searches again."""
     fake.answer = staticmethod(lambda config, _task: Outcome(config, "late", "no answer"))
-    tuned = tuner.tuned_for(new_session(), "s")
+    tuned = tuner.tuned_for(new_device(), "s")
     assert set(tuned.configs) == {DEFAULT}
     assert "CLGEMM_TUNE_SECONDS gives a search more time" in caplog.text
     assert not (cache / f"{CPU.fingerprint()}.json").exists()
@@ -417,13 +434,13 @@ def test_if_no_finalist_passes_the_others_are_looked_at(fake):
         return fine(config, 1.0 + rank)
 
     fake.answer = staticmethod(answer)
-    assert tuner.tuned_for(new_session(), "s").configs[0] == by_rank[finalists.RACERS]
+    assert tuner.tuned_for(new_device(), "s").configs[0] == by_rank[finalists.RACERS]
 
 
 def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache, caplog):
     fake.answer = staticmethod(lambda config, _task: Outcome(config, "build", "error: no"))
-    session = new_session()
-    tuned = tuner.tuned_for(session, "s")
+    device = new_device()
+    tuned = tuner.tuned_for(device, "s")
     assert set(tuned.configs) == {DEFAULT}
     assert "tuning failed" in tuned.origin
     (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
@@ -431,7 +448,7 @@ def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, cache,
     assert "build" in record.getMessage()
     assert not (cache / f"{CPU.fingerprint()}.json").exists()
     count = len(fake.tried)
-    tuner.tuned_for(session, "s")
+    tuner.tuned_for(device, "s")
     assert len(fake.tried) == count, "this process does not try again"
 
 
@@ -440,7 +457,7 @@ def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog, monkeyp
         raise OSError(11, "Resource temporarily unavailable")
 
     fake.answer = staticmethod(no_child)
-    assert set(tuner.tuned_for(new_session(), "s").configs) == {DEFAULT}
+    assert set(tuner.tuned_for(new_device(), "s").configs) == {DEFAULT}
     assert "Resource temporarily unavailable" in caplog.text
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(TuningError, match="executable"):
@@ -449,7 +466,7 @@ def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog, monkeyp
 
 def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
     odd = replace(GPU, kind="other", local_memory=0)
-    tuned = tuner.tuned_for(new_session(odd), "s")
+    tuned = tuner.tuned_for(new_device(odd), "s")
     assert {config.family for config in tuned.configs} == {"direct"}
     assert fake.tried == []
     assert caplog.records == []
@@ -465,7 +482,7 @@ def test_the_budget_ends_a_search(fake, monkeypatch):
         return fine(config)
 
     fake.answer = staticmethod(answer)
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     searched = [task for _, task in fake.tried].count(TRY)
     assert 4 <= searched <= 8, "5 seconds, half a second each, some kept for races and checks"
     assert now[0] <= 105.5
@@ -491,17 +508,18 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
 
     fake.answer = Slow.answer = staticmethod(answer)
     monkeypatch.setattr(search_loop, "Worker", Slow)
-    assert slow not in tuner.tuned_for(new_session(), "s").configs
+    assert slow not in tuner.tuned_for(new_device(), "s").configs
     assert (waited[0] < budget.LEAST_HANG_SECONDS) == (status == "late")
     store = lookup.store_for(CPU)
     trials = store.read()["s"]["trials"]
     assert [t["status"] for t in trials if t["status"] != "ok"] == [status]
     assert (store.interrupted() == []) == (status == "late")
     store.path.unlink()
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     assert len(waited) == (2 if status == "late" else 1)
 
 
+@pytest.mark.process
 def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
     """It was noted by a process that then ended without a word."""
     program = (
@@ -515,7 +533,7 @@ def test_an_interrupted_candidate_is_never_tried_again(fake, cache):
         )
         assert run.returncode == 9, run.stderr
     for _ in range(2):
-        tuned = tuner.tuned_for(new_session(), "s")
+        tuned = tuner.tuned_for(new_device(), "s")
         assert {config for config, _ in fake.tried} == set(SPACE) - {DEFAULT, SPACE[-1]}
         assert not {DEFAULT, SPACE[-1]} & set(tuned.configs)
         crashed = [t for t in stored(cache)["precisions"]["s"]["trials"] if t["status"] == "crash"]
@@ -530,10 +548,10 @@ def test_the_keyboard_stops_a_search_and_blames_nobody(fake):
 
     fake.answer = staticmethod(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        tuner.tuned_for(new_session(), "s")
+        tuner.tuned_for(new_device(), "s")
     assert lookup.store_for(CPU).interrupted() == []
     fake.answer = staticmethod(lambda config, _task: fine(config))
-    tuner.tuned_for(new_session(), "s")
+    tuner.tuned_for(new_device(), "s")
     assert (DEFAULT, TRY) in fake.tried
 
 
@@ -541,19 +559,19 @@ def test_the_keyboard_stops_a_search_and_blames_nobody(fake):
 def test_an_unwritable_cache_is_said_once_and_works_from_memory(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    session = new_session()
-    (message,) = heard(lambda: [tuner.tuned_for(session, code) for code in "sdcz"])
+    device = new_device()
+    (message,) = heard(lambda: [tuner.tuned_for(device, code) for code in "sdcz"])
     assert "cannot be written" in message
-    assert "not stored" in session.tuned["s"].origin
+    assert "not stored" in device.tuned["s"].origin
 
 
 def test_threads_that_need_parameters_at_once_search_once(fake):
     gate = threading.Barrier(4)
-    session, got = new_session(), []
+    device, got = new_device(), []
 
     def ask():
         gate.wait()
-        got.append(tuner.tuned_for(session, "s"))
+        got.append(tuner.tuned_for(device, "s"))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -568,28 +586,30 @@ def test_threads_that_need_parameters_at_once_search_once(fake):
 
 @pytest.mark.usefixtures("fake")
 def test_a_problem_that_a_family_does_not_take_goes_to_direct():
-    session, x = new_session(), np.empty((70, 70), np.float32, order="F")
+    device, x = new_device(), np.empty((70, 70), np.float32, order="F")
     problem = describe(Operand(x), Operand(x), x, reads_c=False)
-    assert tuner.config_for(session, problem).family == "cpu_packed"
-    assert tuner.config_for(session, problem._replace(m=2**31)).family == "direct"
+    assert tuner.config_for(device, problem).family == "cpu_packed"
+    assert tuner.config_for(device, problem._replace(m=2**31)).family == "direct"
 
 
 # From here on with a device and a real child process.
 
 
 @pytest.fixture
-def fresh(session):
-    """Open a session without parameters on each device."""
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    return sessions.Session(found, "a test")
+def fresh(device):
+    """Open a device without parameters on each device."""
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    return registry.Device(found, "a test")
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_first_call_tunes_and_the_next_process_does_not(fresh, cache, caplog, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "30")  # however busy the machine
     monkeypatch.setenv("CLGEMM_TUNE", "quick")
     caplog.set_level(logging.INFO, "clgemm.tuning")
     a = np.random.default_rng(5).uniform(-1, 1, (70, 70)).astype(np.float32)
-    with sessions.using(fresh):
+    with registry.using(fresh):
         np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-4)
         clgemm.sgemm(1.0, a[:65], a)
     assert [r.levelname for r in caplog.records] == ["INFO"]
@@ -604,8 +624,8 @@ import numpy as np
 import clgemm
 a = np.ones((70, 70), np.float32)
 assert clgemm.sgemm(1.0, a, a)[0, 0] == 70
-from clgemm.runtime import device as session
-tuned = session.current().tuned["s"]
+from clgemm.runtime import device as device
+tuned = device.current().tuned["s"]
 print(json.dumps([dict(config.params) for config in tuned.configs]))
 """
     run = run_python(program, CLGEMM_DEVICE=fresh.traits.platform)
@@ -614,6 +634,8 @@ print(json.dumps([dict(config.params) for config in tuned.configs]))
     assert json.loads(run.stdout) == [v["params"] for v in entry["variants"]]
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     traits = fresh.traits
     index = [f.traits for f in devices.find()].index(traits)
@@ -641,6 +663,7 @@ def test_a_child_that_dies_hangs_or_refuses_costs_one_candidate(fresh):
     assert process.poll() is not None
 
 
+@pytest.mark.process
 def test_nobody_waits_for_a_child_that_is_dropped(fresh):
     index = [f.traits for f in devices.find()].index(fresh.traits)
     with worker.Worker(index, fresh.traits.fingerprint(), "s") as child:
@@ -653,25 +676,26 @@ def test_nobody_waits_for_a_child_that_is_dropped(fresh):
         assert child.attempt(good, {}, task=VET, patience=patience(60)).ok, "another child"
 
 
-def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(session):
+@pytest.mark.process
+def test_a_child_that_sees_other_devices_is_no_candidate_s_fault(device):
     with (
-        worker.Worker(0, "not " + session.traits.fingerprint(), "s") as child,
+        worker.Worker(0, "not " + device.traits.fingerprint(), "s") as child,
         pytest.raises(TuningError, match="ended with 3"),
     ):
         child.attempt(DEFAULT, {}, patience=patience(60))
 
 
 @pytest.fixture
-def default(session):
-    return lookup.defaults(session.traits, S, "").configs[0]
+def default(device):
+    return lookup.defaults(device.traits, S, "").configs[0]
 
 
 @pytest.mark.parametrize("code", "sz")
-def test_check_passes_what_is_right(session, code):
+def test_check_passes_what_is_right(device, code):
     precision = PRECISIONS[code]
-    config = lookup.defaults(session.traits, precision, "").configs[0]
-    assert verify.Checker(session, precision).mismatch(config, every=False) == ""
-    assert verify.Checker(session, precision).quick(config) == ""
+    config = lookup.defaults(device.traits, precision, "").configs[0]
+    assert verify.Checker(device, precision).mismatch(config, every=False) == ""
+    assert verify.Checker(device, precision).quick(config) == ""
 
 
 def ruin_one_element(c, _beta):
@@ -694,52 +718,52 @@ def ruin_where_c_is_read(c, beta):
 @pytest.mark.parametrize(
     "ruin", [ruin_one_element, ruin_with_nan, ruin_beyond_the_edge, ruin_where_c_is_read]
 )
-def test_check_finds_what_is_wrong(session, default, ruin, monkeypatch):
+def test_check_finds_what_is_wrong(device, default, ruin, monkeypatch):
     real = verify.run_once
 
-    def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, **more):
-        real(session, config, a, b, c, alpha, beta, **more)
+    def run_once(device, config, a, b, c, alpha=1.0, beta=0.0, **more):
+        real(device, config, a, b, c, alpha, beta, **more)
         ruin(c, beta)
 
     monkeypatch.setattr(verify, "run_once", run_once)
-    said = verify.Checker(session, S).mismatch(default, every=False)
+    said = verify.Checker(device, S).mismatch(default, every=False)
     assert ("wrote beyond C" if ruin is ruin_beyond_the_edge else "times the bound") in said
     assert "run 1 of" in said
-    outcome = main.Trial(session, S).attempt(default, {}, task=VET)
+    outcome = main.Trial(device, S).attempt(default, {}, task=VET)
     assert outcome.status == "wrong"
     assert outcome.seconds == {}
 
 
-def test_check_poisons_scratch_and_c(session, default, monkeypatch):
+def test_check_poisons_scratch_and_c(device, default, monkeypatch):
     poisoned = []
     real = verify.run_once
 
-    def run_once(session, config, a, b, c, alpha=1.0, beta=0.0, *, poison=False):
+    def run_once(device, config, a, b, c, alpha=1.0, beta=0.0, *, poison=False):
         poisoned.append((poison, beta == 0, bool(np.all(np.isnan(c)))))
-        real(session, config, a, b, c, alpha, beta, poison=poison)
+        real(device, config, a, b, c, alpha, beta, poison=poison)
 
     monkeypatch.setattr(verify, "run_once", run_once)
-    assert verify.Checker(session, S).mismatch(default, every=False) == ""
+    assert verify.Checker(device, S).mismatch(default, every=False) == ""
     assert len(poisoned) == len(verify.SHAPES) * 2 * verify.REPEATS
     assert set(poisoned) == {(True, True, True), (True, False, False)}
 
 
-def test_check_compares_with_a_reference(session, default, monkeypatch):
+def test_check_compares_with_a_reference(device, default, monkeypatch):
     """If the reference were wrong, nothing could win."""
 
     def nonsense(a, b, _precision):
         return np.full((a.data.shape[0], b.data.shape[1]), 3.0)
 
     monkeypatch.setattr(verify, "reference", nonsense)
-    assert verify.Checker(session, S).mismatch(default, every=False) != ""
+    assert verify.Checker(device, S).mismatch(default, every=False) != ""
 
 
-def test_a_launch_that_fails_is_an_outcome(session, default, monkeypatch):
-    def fail(session, *_arguments, **_more):
-        cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
+def test_a_launch_that_fails_is_an_outcome(device, default, monkeypatch):
+    def fail(device, *_arguments, **_more):
+        cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 2**62)
 
     monkeypatch.setattr(verify, "run_once", fail)
-    outcome = main.Trial(session, S).attempt(default, {}, task=VET)
+    outcome = main.Trial(device, S).attempt(default, {}, task=VET)
     assert outcome.status == "run"
     assert "no memory" in outcome.detail
 
@@ -829,16 +853,17 @@ def test_the_driver_asks_the_tuner(fresh, fake, monkeypatch):
 
     monkeypatch.setattr(BY_NAME["direct"], "plan", plan)
     a = np.ones((70, 70))
-    with sessions.using(fresh):
+    with registry.using(fresh):
         engine.gemm(1.0, a, a, 0.0, np.empty((70, 70)))
     assert planned == [chosen]
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks here first")
-def test_a_folder_named_clgemm_does_not_stand_in_for_the_package(session, tmp_path, monkeypatch):
+def test_a_folder_named_clgemm_does_not_stand_in_for_the_package(device, tmp_path, monkeypatch):
     (tmp_path / "clgemm").mkdir()
     (tmp_path / "clgemm" / "__init__.py").write_text("raise SystemExit('the wrong package')")
     monkeypatch.chdir(tmp_path)
-    index = [f.traits for f in devices.find()].index(session.traits)
-    with worker.Worker(index, session.traits.fingerprint(), "s") as child:
+    index = [f.traits for f in devices.find()].index(device.traits)
+    with worker.Worker(index, device.traits.fingerprint(), "s") as child:
         child.start()

@@ -5,11 +5,15 @@ element of a sequence; a matrix may be anything NumPy can cast.  Programs rely o
 steps are taken here in the same order, and what SciPy refuses is refused with an exception of the
 same class.  The common types are tested for first: on small matrices the conversions would
 otherwise cost more than the product.
+
+Arrays on a device are told apart before NumPy touches them: it knows nothing of
+`pyopencl.array.Array`, and would read one element at a time or call it a sequence.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 import warnings
 from ctypes import c_float
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.exceptions import ComplexWarning
 
-from clgemm.api.operands import refuse_device_arrays
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
 
@@ -42,6 +45,40 @@ _MATRIX = 2
 _OVERLAP_WORK: Any = 1000
 
 
+def is_device_array(x: object) -> bool:
+    """Tell whether `x` is a `pyopencl.array.Array`, without importing that module."""
+    # Only a program that has imported pyopencl.array can own such an array.
+    array_type = getattr(sys.modules.get("pyopencl.array"), "Array", None)
+    return array_type is not None and isinstance(x, array_type)
+
+
+def refuse_device_arrays(where: str, *operands: object) -> None:
+    """Raise TypeError if an operand is a `pyopencl.array.Array`.
+
+    Parameters
+    ----------
+    where : str
+        What was called, and with which argument where that is known; the message starts with it.
+    *operands : object
+        What the user passed.
+
+    Raises
+    ------
+    TypeError
+        If one of the operands lives on a device.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> refuse_device_arrays("sgemm", np.eye(2), [[1.0]], None)
+    """
+    if any(map(is_device_array, operands)):
+        raise TypeError(
+            f"{where}: got a pyopencl.array.Array where a number or a host array is meant: call "
+            ".get() on it; operands are either all on the device or all on the host"
+        )
+
+
 def as_factor(where: str, name: str, value: Any, precision: Precision) -> complex:
     """Return alpha or beta, rounded to the precision.
 
@@ -55,7 +92,7 @@ def as_factor(where: str, name: str, value: Any, precision: Precision) -> comple
         factor = _first_complex(where, name, value)
     else:
         factor = _first_number(float, where, name, value)
-    if precision.real == "double":
+    if precision.is_double:
         return factor
     if isinstance(factor, complex):
         return complex(c_float(factor.real).value, c_float(factor.imag).value)

@@ -1,28 +1,71 @@
-"""pyopencl Arrays as operands: computed where they lie, on their own queue, without waiting."""
+"""pyopencl Arrays as operands: computed where they lie, on their own queue, without waiting.
+
+What a call does depends on the shapes, strides and types of its operands, and on how their offsets
+are aligned.  It is worked out once for each kind of call, by the code that serves NumPy's arrays,
+from arrays that have a layout and no memory; a later call binds addresses and launches.
+"""
 
 from __future__ import annotations
 
 import cmath
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from clgemm import settings
 from clgemm.api import stacks
-from clgemm.api.arguments import as_factor, as_flag, as_transposition
-from clgemm.api.layout_only import BASES, Call, enqueue, ghost, overlap
-from clgemm.api.operands import is_device_array
+from clgemm.api.arguments import as_factor, as_flag, as_transposition, is_device_array
+from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
-from clgemm.problem import BY_DTYPE, Operand
-from clgemm.runtime import device as sessions
-from clgemm.runtime import opencl
+from clgemm.problem import (
+    ALIGNMENT,
+    BY_DTYPE,
+    Call,
+    address_of,
+    alignment_class,
+    describe,
+    layout_of,
+)
+from clgemm.runtime import opencl, registry
+from clgemm.runtime.opencl_errors import translated, translated_errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
+    from clgemm.dispatch.engine import Engine
     from clgemm.problem import Precision
+    from clgemm.runtime.kernel_runner import KernelRunner, Values
     from clgemm.runtime.opencl import cl
+    from clgemm.runtime.queues import QueueState
 
 _MATRIX = 2
+_COARSEST = 255  # bytes: offsets that are multiples of one more are as good as none
+_BASES = (1 << 44, 2 << 44, 3 << 44)  # where layouts of a, b and c begin: no buffer is as long
+
+
+class _Product(NamedTuple):
+    """One of the products that a call consists of."""
+
+    runner: KernelRunner
+    transposed: bool
+    """The first operand is b: C is row-major, and its transpose is computed."""
+    offsets: tuple[int, int, int]
+    """Elements from the first one of the three operands, in the runner's order."""
+
+
+class _Plan(NamedTuple):
+    """What calls of a kind do."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Of a fresh result, in bytes."""
+    size: int
+    """Its elements."""
+    products: tuple[_Product, ...]
+    """None if there is nothing to add up: the result is zero, or beta * c."""
 
 
 def to_device(x: Any) -> Any:
@@ -36,8 +79,8 @@ def to_device(x: Any) -> Any:
     Returns
     -------
     pyopencl.array.Array
-        On the queue of the device that clgemm uses; ``.get()`` brings it, or what was computed
-        from it, back.
+        On the queue of the device that clgemm uses, in memory from its pool; ``.get()`` brings it,
+        or what was computed from it, back.
 
     Raises
     ------
@@ -54,48 +97,45 @@ def to_device(x: Any) -> Any:
            [0., 1., 0.],
            [0., 0., 1.]], dtype=float32)
     """
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         raise DeviceError(
             "to_device: no device is usable in this forked child; start it with "
             'multiprocessing.set_start_method("spawn")'
         )
-    return opencl.arrays().to_device(session.queue, np.asarray(x))
+    _, state = registry.of_queue(device.queue)
+    host = np.asarray(x)
+    return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)
 
 
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays as `numpy.matmul` would, into `out` or a new C-ordered Array."""
-    _require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
-    dtype = a.dtype
-    _require_dtype("matmul", dtype, a, b, *(() if out is None else (out,)))
-    x, y = ghost(a, BASES[0]), ghost(b, BASES[1])
-    if not x.ndim or not y.ndim:
-        raise ValueError("matmul: an operand has no axis: multiply by a number instead")
-    left, right = (x if x.ndim > 1 else x[None]), (y if y.ndim > 1 else y[:, None])
-    if left.shape[-1] != right.shape[-2]:
-        raise ValueError(
-            f"matmul: a is {a.shape} and b is {b.shape}: the inner dimensions differ, "
-            f"{left.shape[-1]} != {right.shape[-2]}"
-        )
-    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    m, n = left.shape[-2], right.shape[-1]
-    shape = batch + (m,) * (x.ndim > 1) + (n,) * (y.ndim > 1)
-    queue = _queue("matmul", a, b, out)
+    if type(a) is not type(b) or not (out is None or type(out) is type(a)):
+        _require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
+    queue = a.queue
+    if queue is None or b.queue is not queue or (out is not None and out.queue is not queue):
+        queue = _queue("matmul", a, b, out)
+    engine, state = engines.of_queue(queue)
+    key: tuple[Any, ...] = (
+        settings.modes(), a.dtype, a.shape, a.strides, a.offset & -a.offset & _COARSEST,
+        b.dtype, b.shape, b.strides, b.offset & -b.offset & _COARSEST,
+        a is b or (a.base_data is b.base_data and a.offset == b.offset),
+    )  # fmt: skip
+    if out is not None:
+        key += (out.dtype, out.shape, out.strides, out.offset & -out.offset & _COARSEST)
+    plan: _Plan | None = engine.decisions.get(key)
+    if plan is None:
+        plan = _plan_matmul(engine, a, b, out)
+        engine.remember(key, plan)
     if out is None:
-        out = opencl.arrays().empty(queue, shape, dtype, allocator=a.allocator)
-    elif out.shape != shape:
-        raise ValueError(f"matmul: out is {out.shape} and the result is {shape}")
-    elif overlap(out, a) or overlap(out, b):
+        out = _empty(plan, queue, state, a)
+    elif out.base_data is not None and (_overlap(out, a) or _overlap(out, b)):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
-    if not out.size:
+    if not plan.size:
         return out
-    if not left.shape[-1]:
+    if not plan.products:
         return out.fill(0, queue=queue)
-    c = ghost(out, BASES[2])[(..., *((slice(None),) if x.ndim > 1 else (None,)),
-                               *((slice(None),) if y.ndim > 1 else (None,)))]  # fmt: skip
-    call = Call(a, b, out, queue)
-    for first, second, product in stacks.fold(left, right, c):
-        enqueue(call, 1.0, Operand(first), Operand(second), 0.0, product)
+    _launch(engine, state, plan, (1.0, 0.0), (a, b, out), queue)
     return out
 
 
@@ -109,58 +149,253 @@ def gemm(
     trans_b = as_transposition(where, "trans_b", trans_b)
     alpha = as_factor(where, "alpha", alpha, precision)
     beta = 0.0 if beta is None else as_factor(where, "beta", beta, precision)
+    _require_operands(where, precision, a, b, c)
+    queue = _queue(where, a, b, c)
+    engine, state = engines.of_queue(queue)
+    shape = _shape_of_product(where, a, b, c, trans_a=trans_a, trans_b=trans_b)
+    result, beta = _result(where, (a, b, c), shape, beta, state, queue, overwrite=overwrite_c)
+    k = a.shape[0 if trans_a else 1]
+    if not result.size:
+        return result
+    if alpha == 0 or not k:
+        if beta == 0:
+            return result.fill(0, queue=queue)
+        result *= beta
+        return result
+    key = (
+        settings.modes(), trans_a, trans_b, beta == 0, precision.code,
+        a.shape, a.strides, a.offset & -a.offset & _COARSEST,
+        b.shape, b.strides, b.offset & -b.offset & _COARSEST,
+        a is b or (a.base_data is b.base_data and a.offset == b.offset),
+        result.strides, result.offset & -result.offset & _COARSEST,
+    )  # fmt: skip
+    plan: _Plan | None = engine.decisions.get(key)
+    if plan is None:
+        x, y, z = _layouts(a, b, result)
+        left, right = x.T if trans_a else x, y.T if trans_b else y
+        conj = 2 if precision.is_complex else None
+        call = Call.of(1.0, left, right, beta, z, trans_a == conj, trans_b == conj)
+        plan = _Plan(shape, result.strides, result.size, (_product(engine, call),))
+        engine.remember(key, plan)
+    _launch(engine, state, plan, (alpha, beta), (a, b, result), queue)
+    return result
+
+
+class _Layout:
+    """What NumPy needs to make an array of something that is not there."""
+
+    def __init__(self, x: Any, base: int) -> None:
+        self.__array_interface__ = {
+            "shape": x.shape,
+            "strides": x.strides,
+            "typestr": x.dtype.str,
+            "data": (base + (x.offset & -x.offset & _COARSEST), False),
+            "version": 3,
+        }
+
+
+def _layouts(*arrays: Any) -> list[NDArray[Any]]:
+    """Make arrays of Arrays' shapes and strides, whose elements nobody may read or write."""
+    return [np.asarray(_Layout(x, base)) for x, base in zip(arrays, _BASES, strict=False)]
+
+
+def _plan_matmul(engine: Engine, a: Any, b: Any, out: Any) -> _Plan:
+    """Check the operands of a kind of call, and make what computes it."""
+    arrays = [a, b] if out is None else [a, b, out]
+    _require_dtype("matmul", a.dtype, *arrays)
+    x, y = _layouts(a, b)
+    if not x.ndim or not y.ndim:
+        raise ValueError("matmul: an operand has no axis: multiply by a number instead")
+    left, right = (x if x.ndim > 1 else x[None]), (y if y.ndim > 1 else y[:, None])
+    if left.shape[-1] != right.shape[-2]:
+        raise ValueError(
+            f"matmul: a is {a.shape} and b is {b.shape}: the inner dimensions differ, "
+            f"{left.shape[-1]} != {right.shape[-2]}"
+        )
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    m, n = left.shape[-2], right.shape[-1]
+    shape = batch + (m,) * (x.ndim > 1) + (n,) * (y.ndim > 1)
+    if out is not None and out.shape != shape:
+        raise ValueError(f"matmul: out is {out.shape} and the result is {shape}")
+    strides = _c_strides(shape, a.dtype.itemsize) if out is None else out.strides
+    size = math.prod(shape)
+    if not size or not left.shape[-1]:
+        return _Plan(shape, strides, size, ())
+    z = _layouts(a, b, _Result(shape, strides, a.dtype) if out is None else out)[2]
+    c = z[(..., *((slice(None),) if x.ndim > 1 else (None,)),
+           *((slice(None),) if y.ndim > 1 else (None,)))]  # fmt: skip
+    products = tuple(
+        _product(engine, Call.of(1.0, first, second, 0.0, product))
+        for first, second, product in stacks.fold(left, right, c)
+    )
+    return _Plan(shape, strides, size, products)
+
+
+class _Result(NamedTuple):
+    """The layout of a result that is not there yet."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int = 0
+
+
+def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides = [itemsize]
+    for extent in shape[:0:-1]:
+        strides.append(strides[-1] * max(1, extent))
+    return tuple(reversed(strides)) if shape else ()
+
+
+def _product(engine: Engine, call: Call) -> _Product:
+    """Make what computes one product of layouts."""
+    precision = BY_DTYPE[call.c.dtype]
+    engine.device.require(precision)
+    bases = (_BASES[1], _BASES[0], _BASES[2]) if call.transposed else _BASES
+    places, ends = [], []
+    for x, base in zip((call.a, call.b, call.c), bases, strict=True):
+        begin = _begin(x)
+        place, rest = divmod(address_of(x) - begin, x.itemsize)
+        start, odd = divmod(begin - base, x.itemsize)
+        if rest or odd or layout_of(x) is None:
+            raise ValueError(
+                "an operand lies in device memory as no BLAS can read it (two strides, a negative "
+                "one, or an odd offset): call .copy() on it first"
+            )
+        places.append(place)
+        ends.append(place | start)  # a multiple of what both are multiples of
+    problem = describe(*call.operands, call.c, reads_c=call.beta != 0)._replace(
+        offset_a=alignment_class(ends[0]), offset_b=alignment_class(ends[1]),
+        offset_c=alignment_class(ends[2]),
+        aligned=not (ends[0] | ends[1]) * precision.itemsize
+        % math.lcm(ALIGNMENT, precision.itemsize),
+    )  # fmt: skip
+    with translated_errors(f"{problem.precision}gemm on {engine}"):
+        runner = engine.build(problem)
+    return _Product(runner, call.transposed, (places[0], places[1], places[2]))
+
+
+def _begin(x: NDArray[Any]) -> int:
+    """Return where the operand begins that a view is of."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return address_of(x)
+
+
+def _empty(plan: _Plan, queue: cl.CommandQueue, state: QueueState, a: Any) -> Any:
+    """Allocate a result: from the operand's own allocator if it is for this queue, else a pool."""
+    allocator = a.allocator if a.allocator is not None and a.queue is queue else state.allocator
+    return opencl.new_array(queue, plan.shape, plan.strides, a.dtype, plan.size, allocator)
+
+
+def _launch(
+    engine: Engine, state: QueueState, plan: _Plan, factors: tuple[complex, complex],
+    arrays: tuple[Any, Any, Any], queue: cl.CommandQueue,
+) -> None:  # fmt: skip
+    """Enqueue the products of a call, behind what its operands wait for."""
+    a, b, c = arrays
+    # What the queue runs in order needs no word about its last command.
+    known = state.last if state.in_order else None
+    waits = [event for event in (*a.events, *b.events, *c.events) if event is not known]
+    itemsize, (alpha, beta) = c.dtype.itemsize, factors
+    x, y, z = a.offset // itemsize, b.offset // itemsize, c.offset // itemsize
+    left, right, result = a.base_data, b.base_data, c.base_data
+    try:
+        for runner, transposed, (p, q, r) in plan.products:
+            values: Values = (
+                (alpha, beta, right, left, result, (y + p, x + q, z + r))
+                if transposed
+                else (alpha, beta, left, right, result, (x + p, y + q, z + r))
+            )
+            event = runner.enqueue(values, state, waits)
+            waits = []
+    except engine.device.cl.Error as error:
+        raise translated(error, f"a product of arrays on {engine}") from error
+    if state.in_order:
+        c.events[:] = (event,)  # which all that c waited for has ended before
+    else:
+        c.add_event(event)
+    if a.queue is not queue or b.queue is not queue:
+        _hold(event, queue, (a, b))
+
+
+def _hold(event: cl.Event, queue: cl.CommandQueue, operands: tuple[Any, Any]) -> None:
+    """Let the queues of operands wait until they have been read.
+
+    Memory from a queue's pool is used again in the order of that queue.
+    """
+    queue.flush()
+    for x in operands:
+        if x.queue is not None and x.queue != queue:
+            opencl.load().enqueue_barrier(x.queue, wait_for=[event])
+
+
+def _span(x: Any) -> tuple[int, int]:
+    """Return the first byte of an Array in its buffer and the one after its last."""
+    steps = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
+    return (
+        x.offset + sum(s for s in steps if s < 0),
+        x.offset + sum(s for s in steps if s > 0) + x.dtype.itemsize,
+    )
+
+
+def _overlap(x: Any, y: Any) -> bool:
+    """Tell whether two Arrays may share memory."""
+    if x.base_data is not y.base_data and x.base_data != y.base_data:
+        return False
+    if not (x.size and y.size):
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    return x0 < y1 and y0 < x1
+
+
+def _shape_of_product(
+    where: str, a: Any, b: Any, c: Any, *, trans_a: int, trans_b: int
+) -> tuple[int, int]:
+    """Return the shape of op(a) @ op(b), which c must have."""
+    left = a.shape[::-1] if trans_a else a.shape
+    right = b.shape[::-1] if trans_b else b.shape
+    shape = (left[0], right[1])
+    if left[1] != right[0] or (c is not None and c.shape != shape):
+        raise GemmArgumentError(
+            f"{where}: op(a) is {left}, op(b) is {right}"
+            + (f" and c is {c.shape}" if c is not None else "")
+            + ": pass operands that match, or set trans_a or trans_b"
+        )
+    return shape
+
+
+def _result(
+    where: str, arrays: tuple[Any, Any, Any], shape: tuple[int, int], beta: complex,
+    state: QueueState, queue: cl.CommandQueue, *, overwrite: bool,
+) -> tuple[Any, complex]:  # fmt: skip
+    """Return the Array to compute into, holding c's values unless beta is 0, and beta."""
+    a, b, c = arrays
+    if c is not None and overwrite and not _overlap(c, a) and not _overlap(c, b):
+        return c, beta
+    if c is None or beta == 0:
+        itemsize = a.dtype.itemsize
+        plan = _Plan(shape, (itemsize, itemsize * max(1, shape[0])), shape[0] * shape[1], ())
+        made = _empty(plan, queue, state, a)
+        if c is None and not cmath.isfinite(beta):
+            # A c left out is zeros, and zero times NaN or infinity shows.
+            return made.fill(0, queue=queue), beta
+        return made, 0.0
+    if not c.flags.forc:
+        raise GemmArgumentError(
+            f"{where}: c has gaps between its elements and cannot be copied on the device: pass a "
+            "contiguous c, or overwrite_c=1"
+        )
+    return c.copy(queue=queue), beta
+
+
+def _require_operands(where: str, precision: Precision, a: Any, b: Any, c: Any) -> None:
     named = {"a": a, "b": b} | ({} if c is None else {"c": c})
     _require_arrays(where, named)
     arrays = tuple(named.values())
     _require_dtype(where, precision.dtype, *arrays)
     if any(x.ndim != _MATRIX for x in arrays):
         raise GemmArgumentError(f"{where}: device arrays must be matrices, of two axes each")
-    queue = _queue(where, a, b, c)
-    x, y = ghost(a, BASES[0]), ghost(b, BASES[1])
-    left, right = x.T if trans_a else x, y.T if trans_b else y
-    shape = (left.shape[0], right.shape[1])
-    if left.shape[1] != right.shape[0] or (c is not None and c.shape != shape):
-        raise GemmArgumentError(
-            f"{where}: op(a) is {left.shape}, op(b) is {right.shape}"
-            + (f" and c is {c.shape}" if c is not None else "")
-            + ": pass operands that match, or set trans_a or trans_b"
-        )
-    result, beta = _result(where, Call(a, b, c, queue), shape, beta, overwrite=overwrite_c)
-    call = Call(a, b, result, queue)
-    if not result.size:
-        return result
-    if alpha == 0 or not left.shape[1]:
-        if beta == 0:
-            return result.fill(0, queue=queue)
-        result *= beta
-        return result
-    conj = 2 if precision.is_complex else None
-    first, second = Operand(left, trans_a == conj), Operand(right, trans_b == conj)
-    enqueue(call, alpha, first, second, beta, ghost(result, BASES[2]))
-    return result
-
-
-def _result(
-    where: str, call: Call, shape: tuple[int, int], beta: complex, *, overwrite: bool
-) -> tuple[Any, complex]:
-    """Return the Array to compute into, holding c's values unless beta is 0, and beta."""
-    arrays, c = opencl.arrays(), call.c
-    if c is None:
-        # A c left out is zeros, and zero times NaN or infinity shows.
-        new = arrays.empty if cmath.isfinite(beta) else arrays.zeros
-        made = new(call.queue, shape, call.a.dtype, order="F", allocator=call.a.allocator)
-        return made, 0.0 if cmath.isfinite(beta) else beta
-    if overwrite and not overlap(c, call.a) and not overlap(c, call.b):
-        return c, beta
-    if beta == 0:
-        made = arrays.empty(call.queue, shape, c.dtype, order="F", allocator=c.allocator)
-        return made, beta
-    if not c.flags.forc:
-        raise GemmArgumentError(
-            f"{where}: c has gaps between its elements and cannot be copied on the device: pass a "
-            "contiguous c, or overwrite_c=1"
-        )
-    return c.copy(queue=call.queue), beta
 
 
 def _require_arrays(where: str, operands: Mapping[str, Any]) -> None:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.api import stacks
-from clgemm.api.arguments import as_transposition
-from clgemm.api.operands import is_device_array
+from clgemm.api.arguments import as_transposition, is_device_array
 from clgemm.dispatch import engine
 from clgemm.dispatch.explanation import Explanation, unmeasured
-from clgemm.problem import BY_DTYPE, PRECISIONS
+from clgemm.problem import BY_DTYPE, PRECISIONS, Call
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -94,7 +93,7 @@ def explain(
     if out.shape != shape:
         raise ValueError(f"explain: c is {out.shape} and the result is {shape}")
     if not out.size or not x.shape[-1] or alpha == 0:
-        return unmeasured(BY_DTYPE[computed], x.shape, shape, "there is nothing to multiply")
+        return unmeasured(BY_DTYPE[computed], x.shape[-1], shape, "there is nothing to multiply")
     x, y, out = (z.astype(computed, copy=False) for z in (x, y, out))
     conj = _CONJUGATE if BY_DTYPE[computed].is_complex else None
     return _of_stack(x, y, out, beta != 0, trans_a == conj, trans_b == conj)
@@ -105,7 +104,8 @@ def _of_stack(
 ) -> Explanation:
     problems = stacks.fold(a, b, c) if c.ndim > 2 else [(a, b, c)]
     x, y, out = problems[0]
-    found = engine.explain(x, y, out, reads_c=reads_c, conj_a=conj_a, conj_b=conj_b)
+    call = Call.of(1.0, x, y, float(reads_c), out, conj_a, conj_b)
+    found = engine.explain(call)
     return replace(found, calls=len(problems))
 
 

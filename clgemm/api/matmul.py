@@ -1,4 +1,4 @@
-"""numpy.matmul on a device: the rules of the ufunc here, the arithmetic in the driver.
+"""numpy.matmul on a device: the rules of the ufunc here, the arithmetic behind `dispatch`.
 
 What a device does not help with goes to NumPy itself: types without a BLAS precision, empty
 products, operands that override `__array_ufunc__`, rare keywords, and every mistake.  The error
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.api import device_arrays, small, stacks
+from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
-from clgemm.api.operands import is_device_array
 from clgemm.api.ufunc_result import wrapped
 from clgemm.dispatch import engine
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE
+from clgemm.problem import BY_DTYPE, Call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,20 +100,23 @@ def matmul(
     >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
-    if out is None and dtype is None and not more and order == "K" and subok is True:
-        product = small.matmul(x1, x2) if casting == "same_kind" else None
-        if product is not None:
-            return product
+    if dtype is None and not more and order == "K" and subok is True and casting == "same_kind":
+        if out is None:
+            product = small.matmul(x1, x2)
+            if product is not None:
+                return product
+        if is_device_array(x1):
+            return device_arrays.matmul(x1, x2, out)
     values = zip(_DEFAULTS.items(), (out, casting, order, dtype, subok), strict=True)
     given = {name: value for (name, default), value in values if value is not default} | more
-    if not given and (plain := _plain(x1, x2)) is not None:
-        return plain
     if type(out) is tuple and len(out) == 1:
         (out,) = out
-    if any(map(is_device_array, (x1, x2, out))):
+    if is_device_array(x1) or is_device_array(x2) or is_device_array(out):
         if given.keys() - {"out"}:
             raise TypeError("matmul: pyopencl.array.Array operands take no keyword but out")
         return device_arrays.matmul(x1, x2, out)
+    if not given and (plain := _plain(x1, x2)) is not None:
+        return plain
     call = None
     # Whatever is wrong, NumPy raises it again below, and for its own reason.
     with contextlib.suppress(TypeError, ValueError, IndexError):
@@ -136,7 +139,7 @@ def _plain(a: Any, b: Any) -> NDArray[Any] | None:
     if not (fits and a.flags.aligned and b.flags.aligned):
         return None
     c = np.empty((m, n), dtype)
-    engine.gemm(1.0, a, b, 0.0, c)
+    engine.compute(Call.of(1.0, a, b, 0.0, c))
     return c
 
 
@@ -217,18 +220,18 @@ def _cast(x: NDArray[Any], loop: np.dtype[Any], computed: np.dtype[Any]) -> NDAr
 
 
 def _compute(call: _Call, *, fresh: bool) -> None:
-    """Fill the result: where it lies if the driver can, through a temporary otherwise."""
+    """Fill the result: where it lies if it can be written there, through a temporary otherwise."""
     a, b, c, shape, loop, _ = call
     problems: list[stacks.Problem] = []
     if c.dtype == a.dtype == loop and c.shape == shape and c.flags.aligned:
         overlap = not fresh and (np.may_share_memory(c, a) or np.may_share_memory(c, b))
         problems = [] if overlap else stacks.fold(a, b, c)
-    # A user's array is filled by one driver call or by none: a failure must leave it as it was.
+    # A user's array is filled by one call or by none: a failure must leave it as it was.
     count = len(problems)
     in_place = (count == 1 or (fresh and count)) and stacks.is_direct(problems[0][2])
     filled = c if in_place else np.empty(shape, a.dtype)
     for left, right, product in problems if in_place else stacks.fold(a, b, filled):
-        engine.gemm(1.0, left, right, 0.0, product)
+        engine.compute(Call.of(1.0, left, right, 0.0, product))
     if not in_place:
         # The user's casting rule has been checked; this also broadcasts into more batch axes.
         np.copyto(c, filled.astype(loop, copy=False), casting="unsafe")

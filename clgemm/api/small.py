@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from clgemm import settings
+from clgemm.dispatch import engine
 from clgemm.dispatch.explanation import unmeasured
 from clgemm.dispatch.route import SMALL_FLOPS
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE
-from clgemm.runtime import device as sessions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class _Routines(dict[np.dtype[Any], Any]):
 _ROUTINES = _Routines()
 # m * n * k up to which a product is small: a complex multiplication counts four times.
 _SMALL = MappingProxyType(
-    {dtype: SMALL_FLOPS // (8 if p.is_complex else 2) for dtype, p in BY_DTYPE.items()}
+    {dtype: SMALL_FLOPS // (2 * p.multiplications) for dtype, p in BY_DTYPE.items()}
 )
 _WHY = "it is small, or the host was found to be faster"
 _FLAGS = (0, 1, 2)
@@ -68,11 +68,11 @@ def gemm(
     if (
         k != rows
         or not (0 < product <= _SMALL[dtype] or (product and _hosted(dtype, m, n, k, a, b)))
-        or settings.route() != "auto"
+        or settings.modes().route != "auto"
     ):
         return None
     if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", unmeasured(BY_DTYPE[dtype], (m, k), (m, n), _WHY))
+        log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
     routine = _ROUTINES[dtype]
     if trans_a or trans_b:
         return cast("NDArray[Any]", routine(alpha, a, b, trans_a=trans_a, trans_b=trans_b))
@@ -92,17 +92,17 @@ def matmul(a: Any, b: Any) -> NDArray[Any] | None:
     if (
         k != rows
         or not (0 < product <= _SMALL[dtype] or (product and _hosted(dtype, n, m, k, a, b)))
-        or settings.route() != "auto"
+        or settings.modes().route != "auto"
     ):
         return None
     if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", unmeasured(BY_DTYPE[dtype], (m, k), (m, n), _WHY))
+        log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
     return cast("NDArray[Any]", host_blas.matmul(a, b))
 
 
 def _hosted(dtype: np.dtype[Any], m: int, n: int, k: int, a: Any, b: Any) -> bool:
     """Tell whether the route is known to give a larger product to the host."""
-    session = sessions.opened()
-    if session is None or (dtype.char, m, n, k) not in session.hosted:
+    known = engine.opened()
+    if known is None or (dtype.char, m, n, k) not in known.on_host:
         return False
     return bool(a.flags.forc and b.flags.forc)  # SciPy copies operands with gaps

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm import settings
 from clgemm.errors import TuningError
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices, private_files
+from clgemm.runtime import devices, private_files, registry
 from clgemm.tuning.outcome import config_from_json
 from clgemm.tuning.store import exchange, lookup, similar
 from clgemm.tuning.store.entries import NOT_READABLE, variants_from_json
@@ -228,11 +227,11 @@ def _remove(folder: Path, pattern: str) -> int:
 
 def export(wish: str, to: Path) -> int:
     """Write one device's parameters to a file; by default those of the device in use."""
-    meant, session = cached(wish), None if wish else sessions.current()
-    if session is not None:
-        meant = [c for c in meant if c.path.stem == session.traits.fingerprint()]
+    meant, device = cached(wish), None if wish else registry.current()
+    if device is not None:
+        meant = [c for c in meant if c.path.stem == device.traits.fingerprint()]
     if not meant:
-        of = f" of {session}" if session is not None else ""
+        of = f" of {device}" if device is not None else ""
         raise TuningError(
             f"there are no parameters{of} in {settings.cache_dir()}; `python -m clgemm tune` finds "
             "them, `cache list` says whose there are"

@@ -18,13 +18,12 @@ from clgemm import blas, settings
 from clgemm._version import __version__
 from clgemm.api.explain import explain, of_shape
 from clgemm.cli import cache, tune, values
+from clgemm.dispatch import engine as engines
 from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import scipy_blas
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
-from clgemm.tuning import tuner
+from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.verify import random_matrix
 from clgemm.tuning.store import lookup
@@ -32,7 +31,7 @@ from clgemm.tuning.store import lookup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
     from clgemm.tuning.shapes import Shape
     from clgemm.tuning.store.store import Store
 
@@ -49,8 +48,8 @@ def info() -> int:
     """Print devices, the one in use and why, where parameters come from, and versions."""
     print(versions())
     found = devices.find()
-    session = sessions.current() if found else None
-    used = set() if session is None else {s.traits for s in (session, *sessions.others())}
+    device = registry.current() if found else None
+    used = set() if device is None else {s.traits for s in (device, *registry.others())}
     print("\ndevices:" if found else "\ndevices: none")
     for f in found:
         t = f.traits
@@ -60,23 +59,23 @@ def info() -> int:
             f"{8 * t.simd_bytes}-bit SIMD, {t.global_memory / 2**30:.1f} GiB, "
             f"{'fp64' if t.fp64 else 'no fp64'}, driver {t.driver_version}"
         )
-    if session is None:
+    if device is None:
         print(f"\nno OpenCL device: {devices.INSTALL_HINT}")
         return 1
-    print(f"\nin use: {session.traits.describe()} ({session.reason})")
-    for other in sessions.others():
+    print(f"\nin use: {device.traits.describe()} ({device.reason})")
+    for other in registry.others():
         print(f"and for large products: {other.traits.describe()}")
-    _print_parameters(session)
+    _print_parameters(device)
     print(f"\n{cache.cache_directory()}")
     return 0
 
 
-def _print_parameters(session: Session) -> None:
-    traits = session.traits
+def _print_parameters(device: Device) -> None:
+    traits = device.traits
     store = lookup.store_for(traits)
     print("parameters:")
     for code, precision in PRECISIONS.items():
-        if precision.real == "double" and not traits.fp64:
+        if not traits.has(precision):
             print(f"  {code}: this device has no double precision")
             continue
         if not settings.tuning_enabled():
@@ -84,7 +83,7 @@ def _print_parameters(session: Session) -> None:
         else:
             tuned_or_none = lookup.stored_parameters(store, traits, precision)
             if tuned_or_none is None:
-                why = _why(store, session, precision)
+                why = _why(store, device, precision)
                 print(f"  {code}: not tuned yet; the first call will{why}")
                 continue
             tuned = tuned_or_none
@@ -93,10 +92,10 @@ def _print_parameters(session: Session) -> None:
             print(f"     {config}")
 
 
-def _why(store: Store, session: Session, precision: Precision) -> str:
+def _why(store: Store, device: Device, precision: Precision) -> str:
     """Say, in brackets, why what is stored is not used and what is tried first."""
-    why = lookup.why_unused(store, session.traits, precision)
-    first = len(lookup.starting_points(store, session.traits, precision))
+    why = lookup.why_unused(store, device.traits, precision)
+    first = len(lookup.starting_points(store, device.traits, precision))
     known = f"known configurations, tried first: {first}" if first else ""
     text = "; ".join(filter(None, (why, known)))
     return f" ({text})" if text else ""
@@ -111,14 +110,14 @@ def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
         0 if every result agreed with SciPy's within the error bound.
     """
     print(versions())
-    session = sessions.current()
-    if session is None:
+    device = registry.current()
+    if device is None:
         print("no device can be used in this process")
         return 1
-    print(f"device: {session.traits.describe()} ({session.reason})\n")
-    supported = [PRECISIONS[c] for c in codes if session.traits.fp64 or c in "sc"]
+    print(f"device: {device.traits.describe()} ({device.reason})\n")
+    supported = [PRECISIONS[c] for c in codes if device.traits.has(PRECISIONS[c])]
     for precision in supported:
-        origin = tuner.tuned_for(session, precision.code).origin
+        origin = engines.of(device).parameters.of(precision.code).origin
         print(f"{precision.code}gemm: parameters {origin}", flush=True)
     title = f"n = {n}"
     print(f"\n{title:8} {'SciPy':>20} {'clgemm':>20} {'speed-up':>9}  error / bound")

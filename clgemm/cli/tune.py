@@ -14,12 +14,11 @@ import numpy as np
 
 from clgemm import blas, settings
 from clgemm.cli import values
+from clgemm.dispatch import engine as engines
 from clgemm.errors import ClgemmError
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.runtime.choice import wanted
-from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.verify import random_matrix
 from clgemm.tuning.results import Effort, Result
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from clgemm.kernels.family import Config
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 PLOT_SIZES = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 PLOT_HINT = "--plot needs matplotlib; install it with: pip install 'clgemm[bench]'"
@@ -63,43 +62,43 @@ def run(arguments: argparse.Namespace) -> int:
     """Tune what the arguments ask for; print a table of it and return the exit status."""
     if arguments.plot is not None:
         _pyplot()  # better missed now than after a minute
-    session = _session(arguments.device)
+    device = _device(arguments.device)
     mode = "full" if arguments.full else "auto"
     factor = settings.FULL_FACTOR if arguments.full else 1
     seconds = arguments.seconds or settings.tune_seconds() * factor
     asked = {str(shape): shape for shape in arguments.sizes}
     effort = Effort(mode, seconds, asked, keeps_on_interrupt=True)
-    print(f"device: {session.traits.describe()} ({session.reason})", flush=True)
+    print(f"device: {device.traits.describe()} ({device.reason})", flush=True)
     results: dict[str, Result] = {}
     for code in arguments.precision:
-        if PRECISIONS[code].real == "double" and not session.traits.fp64:
+        if not device.traits.has(PRECISIONS[code]):
             print(f"\n{code}gemm: this device has no double precision")
             continue
-        results[code] = tuner.tune(session, code, effort)
-        _print_result(session, PRECISIONS[code], results[code])
+        results[code] = engines.of(device).tune(code, effort)
+        _print_result(device, PRECISIONS[code], results[code])
         if results[code].interrupted:
             break
-    print(f"\nstored in {lookup.store_for(session.traits).path}")
+    print(f"\nstored in {lookup.store_for(device.traits).path}")
     if arguments.plot is not None:
-        _plot(session, results, arguments.plot)
+        _plot(device, results, arguments.plot)
         print(f"drawn in {arguments.plot}")
     return 0
 
 
-def _session(wish: str | None) -> Session:
+def _device(wish: str | None) -> Device:
     if wish is None:
-        session = sessions.current()
-        if session is None:
+        device = registry.current()
+        if device is None:
             raise ClgemmError("no device can be used in this process")
-        return session
+        return device
     found = [f for f in wanted(devices.find(), wish) if not devices.works(f.device)]
     if not found:
         names = "; ".join(f.traits.describe() for f in devices.find())
         raise ClgemmError(f"--device {wish!r} names no device that works; here are: {names}")
-    return sessions.open_session(found[0], f"--device {wish}")
+    return registry.open_device(found[0], f"--device {wish}")
 
 
-def _print_result(session: Session, precision: Precision, result: Result) -> None:
+def _print_result(device: Device, precision: Precision, result: Result) -> None:
     ended = ", stopped by the keyboard" if result.interrupted else ""
     failed = [o for o in result.outcomes if not o.ok]
     print(
@@ -109,7 +108,7 @@ def _print_result(session: Session, precision: Precision, result: Result) -> Non
     for outcome in failed:
         words = outcome.detail.splitlines()
         print(f"  {outcome.config}: {outcome.status}: {words[0] if words else ''}")
-    defaults = list(_defaults(session, precision))
+    defaults = list(_defaults(device, precision))
     print(f"  {'':8}{'m x n x k':22}{'GFLOP/s':>9}   by variant; against the default of its family")
     model = result.model
     for name, shape in model.shapes.items():
@@ -139,9 +138,9 @@ def _beside(
     return ", ".join(texts)
 
 
-def _defaults(session: Session, precision: Precision) -> Iterator[Config]:
-    for family in lookup.competitors(session.traits, precision):
-        yield family.default(session.traits, precision)
+def _defaults(device: Device, precision: Precision) -> Iterator[Config]:
+    for family in lookup.competitors(device.traits, precision):
+        yield family.default(device.traits, precision)
 
 
 def _pyplot() -> Any:
@@ -169,11 +168,11 @@ def _every_call_to_the_device() -> Iterator[None]:
         os.environ["CLGEMM_ROUTE"] = before
 
 
-def _rates(session: Session, precision: Precision) -> list[float]:
+def _rates(device: Device, precision: Precision) -> list[float]:
     """Time squares with the parameters in use, NumPy arrays in and out."""
     rng, found = np.random.default_rng(3), []
     gemm = getattr(blas, f"{precision.code}gemm")
-    with sessions.using(session), _every_call_to_the_device():
+    with registry.using(device), _every_call_to_the_device():
         for n in PLOT_SIZES:
             a, b = (random_matrix(rng, precision, n, n) for _ in "ab")
             timed = timing.measure(partial(gemm, 1.0, a, b), stretch=timing.STRETCH)
@@ -181,20 +180,21 @@ def _rates(session: Session, precision: Precision) -> list[float]:
     return found
 
 
-def _plot(session: Session, results: Mapping[str, Result], file: Path) -> None:
+def _plot(device: Device, results: Mapping[str, Result], file: Path) -> None:
     """Draw rate against n, tuned and by default, and the rates of all candidates."""
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(
         max(1, len(results)), 2, figsize=(11, 3.6 * max(1, len(results))), squeeze=False
     )
     for (left, right), (code, result) in zip(axes, results.items(), strict=False):
-        precision, tuned = PRECISIONS[code], session.tuned[code]
-        left.plot(PLOT_SIZES, _rates(session, precision), "o-", label="tuned")
-        session.tuned[code] = lookup.defaults(session.traits, precision, "for comparison")
-        session.forget()
-        left.plot(PLOT_SIZES, _rates(session, precision), "s--", label="default")
-        session.tuned[code] = tuned
-        session.forget()
+        precision, engine = PRECISIONS[code], engines.of(device)
+        tuned = engine.parameters.of(code)
+        left.plot(PLOT_SIZES, _rates(device, precision), "o-", label="tuned")
+        engine.parameters.use(code, lookup.defaults(device.traits, precision, "for comparison"))
+        engine.forget()
+        left.plot(PLOT_SIZES, _rates(device, precision), "s--", label="default")
+        engine.parameters.use(code, tuned)
+        engine.forget()
         left.set(title=f"{code}gemm, squares", xlabel="n", ylabel="GFLOP/s", ylim=(0, None))
         left.legend()
         for name, shape in result.model.shapes.items():
@@ -204,7 +204,7 @@ def _plot(session: Session, results: Mapping[str, Result], file: Path) -> None:
             right.plot(sorted(rates, reverse=True), ".", label=name)
         right.set(title="all candidates", xlabel="rank", ylabel="GFLOP/s", ylim=(0, None))
         right.legend()
-    figure.suptitle(session.traits.describe())
+    figure.suptitle(device.traits.describe())
     figure.tight_layout()
     figure.savefig(file)
     pyplot.close(figure)

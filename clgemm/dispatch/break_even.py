@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,6 @@ import numpy as np
 from clgemm import settings
 from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.host import identity, scipy_blas
-from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
 from clgemm.tuning.store.files import cached_json, replace
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
     from clgemm.dispatch.times import Shape
     from clgemm.problem import Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
+    from clgemm.tuning.store.lookup import Tuned
     from clgemm.tuning.store.store import Store
+    from clgemm.tuning.tuner import Parameters
 
     Gemm2D = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], object]
     Gemm2 = Callable[[NDArray[Any], NDArray[Any]], object]
@@ -74,41 +76,80 @@ class _Measured(NamedTuple):
         return self.tries >= ENOUGH
 
 
-def break_evens(session: Session, precision: Precision, on_device: Gemm2D) -> BreakEven | None:
-    """Return what was measured of a precision on a device; the first call measures.
+class BreakEvens:
+    """The break-evens of one device, by precision.
+
+    What a process knows of them when it first asks is what it goes by until its end: equal calls
+    then give equal bits.  Figures that are found later serve later processes.
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
-    precision : Precision
-        What is multiplied.
-    on_device : callable
-        Computes ``c[...] = a @ b`` on the device, transfers included.
-
-    Returns
-    -------
-    BreakEven or None
-        None with ``CLGEMM_TUNE=off``: nothing is measured then, nor read.
+    parameters : Parameters
+        Its parameters: other ones break even elsewhere.
     """
-    if not settings.tuning_enabled():
-        return None
-    code = precision.code
-    tuned = tuner.tuned_for(session, code)
-    known = session.break_evens.get(code)
-    if known is not None and known[0] is tuned:
-        return known[1]
-    with session.measuring:
-        known = session.break_evens.get(code)
-        if known is None or known[0] is not tuned:
-            stamp = {"host": identity.identity(), "parameters": _digest(tuned.configs)}
-            found = _read_or_measure(session, precision, stamp, on_device)
-            known = session.break_evens[code] = tuned, found
-    return known[1]
+
+    def __init__(self, device: Device, parameters: Parameters) -> None:
+        self._device = device
+        self._parameters = parameters
+        self._known: dict[str, BreakEven | None] = {}
+        self._lock = threading.Lock()
+
+    def known(self, precision: Precision) -> BreakEven | None:
+        """Return what is stored of a precision, None if nothing is; measures nothing.
+
+        With ``CLGEMM_TUNE=off`` nothing is read either.
+        """
+        name = lookup.entry_name(precision)
+        if name not in self._known:
+            found = None
+            tuned = self._parameters.stored(precision.code)
+            if tuned is not None and settings.tuning_enabled():
+                measured = _read(lookup.store_for(self._device.traits), name, _stamp(tuned))
+                found = None if measured is None else measured.times
+            self._known.setdefault(name, found)
+        return self._known[name]
+
+    def forget(self) -> None:
+        """Look again at what is stored: parameters have changed."""
+        self._known.clear()
+
+    def is_missing(self, precision: Precision) -> bool:
+        """Tell whether measuring once more would tell a later process something new."""
+        tuned = self._parameters.known(precision.code)
+        if tuned is None or not settings.tuning_enabled():
+            return False
+        store, name = lookup.store_for(self._device.traits), lookup.entry_name(precision)
+        found = _read(store, name, _stamp(tuned))
+        return found is None or not found.settled
+
+    def measure(self, precision: Precision, on_device: Gemm2D) -> BreakEven | None:
+        """Measure a precision on both sides, unless that is done, and keep it for later processes.
+
+        Parameters
+        ----------
+        precision : Precision
+            What is multiplied.
+        on_device : callable
+            Computes ``c[...] = a @ b`` on the device, transfers included.
+
+        Returns
+        -------
+        BreakEven or None
+            None with ``CLGEMM_TUNE=off``: nothing is measured then.
+        """
+        if not settings.tuning_enabled():
+            return None
+        tuned = self._parameters.of(precision.code)
+        with self._lock:
+            return _read_or_measure(self._device, precision, _stamp(tuned), on_device)
 
 
-def _digest(configs: object) -> str:
-    return hashlib.sha256(repr(configs).encode()).hexdigest()[:16]
+def _stamp(tuned: Tuned) -> dict[str, Any]:
+    """Return what break-evens depend on: the host's BLAS and the parameters."""
+    digest = hashlib.sha256(repr(tuned.configs).encode()).hexdigest()[:16]
+    return {"host": identity.identity(), "parameters": digest}
 
 
 def _path(store: Store) -> Path:
@@ -116,9 +157,9 @@ def _path(store: Store) -> Path:
 
 
 def _read_or_measure(
-    session: Session, precision: Precision, stamp: dict[str, Any], on_device: Gemm2D
+    device: Device, precision: Precision, stamp: dict[str, Any], on_device: Gemm2D
 ) -> BreakEven:
-    store, name = lookup.store_for(session.traits), lookup.entry_name(precision)
+    store, name = lookup.store_for(device.traits), lookup.entry_name(precision)
     found = _read(store, name, stamp)
     if found is not None and found.settled:
         return found.times

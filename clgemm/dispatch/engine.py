@@ -1,74 +1,305 @@
-"""Arrays in, array out: one gemm from NumPy operands to the caller's C.
+"""A device and what was decided on it: arrays in, array out.
 
-Everything both faces share is decided here or below: quick returns, the row-major rewrite, copies
-of what BLAS cannot express, where to run, and how the data gets there.
+Each kind of call (equal shapes, strides, types, flags and modes) is decided on once: where it runs,
+with which parameters, what is copied.  What comes of it, a `Decision` with its `Runner`, is kept,
+so that a later call costs one look into a table.  Finding out is never a side effect: what is not
+known of a device when a call is decided on has a default, and only the parameters of the kernels
+that this very call needs are searched for.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+import os
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clgemm import settings
-from clgemm.dispatch import break_even, team
-from clgemm.dispatch.explanation import Known, explained, unmeasured
-from clgemm.dispatch.route import HOST, route
-from clgemm.errors import BuildError
+from clgemm.dispatch import multi_device
+from clgemm.dispatch.break_even import BreakEvens
+from clgemm.dispatch.explanation import explained, unmeasured
+from clgemm.dispatch.route import HOST, Route, route
+from clgemm.errors import BuildError, ClgemmError
 from clgemm.host import blas as host_blas
 from clgemm.kernels import BY_NAME
-from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, aligned, describe, expressible, layout_of
-from clgemm.runtime import device as sessions
-from clgemm.runtime import opencl_errors, transfer
-from clgemm.runtime.kernel_runner import Ready, slots
-from clgemm.streaming.runner import Pipeline, must_copy
-from clgemm.streaming.stream import Arrays
-from clgemm.tuning import tuner
+from clgemm.problem import (
+    BY_DTYPE,
+    PRECISIONS,
+    Call,
+    aligned,
+    describe,
+    expressible,
+    is_same_memory,
+    layout_of,
+)
+from clgemm.runtime import registry
+from clgemm.runtime.kernel_runner import KernelRunner
+from clgemm.runtime.opencl_errors import translated, translated_errors
+from clgemm.streaming.copy_threads import CopyThreads
+from clgemm.streaming.runner import StreamingRunner, must_copy
+from clgemm.tuning.tuner import Parameters
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from numpy.typing import NDArray
 
     from clgemm.dispatch.explanation import Explanation
-    from clgemm.dispatch.multi_device import Several
-    from clgemm.dispatch.times import BreakEven
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.device import Session
-
-    Others: TypeAlias = tuple[Session, ...]
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.interrupt import Stop
+    from clgemm.runtime.opencl import cl
+    from clgemm.runtime.queues import QueueState
+    from clgemm.runtime.runner import Runner
+    from clgemm.settings import Modes
+    from clgemm.tuning.results import Effort, Result
 
 log = logging.getLogger(__name__)
 
 LAST_RESORT = "direct"  # the family that takes anything and needs nothing
 LONG_FLOPS = 4e9  # a second on a slow CPU; a tenth of a millisecond more does not matter here
-KNOWN_CALLS = 4096  # more kinds of calls than this in one process: start over rather than grow
+MOST_DECISIONS = 4096  # more kinds of calls than this in one process: start over rather than grow
+LATE_SECONDS = 20.0  # a process that ran for so long measures break-evens at its end
+
+_HOST = host_blas.HostRunner()
 
 
-def gemm(
-    alpha: complex,
-    a: NDArray[Any],
-    b: NDArray[Any],
-    beta: complex,
-    c: NDArray[Any],
-    *,
-    conj_a: bool = False,
-    conj_b: bool = False,
-) -> None:
-    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c``.
+class Decision(NamedTuple):
+    """What was decided for all calls of a kind."""
+
+    runner: Runner
+    problem: Gemm
+    route: Route
+    copied: tuple[str, ...] = ()
+    """Operands that no BLAS can express where they lie: copied first, then decided on again."""
+
+
+class Engine:
+    """A device and what was decided on it.
 
     Parameters
     ----------
-    alpha, beta : complex
-        Scalars.  If beta == 0, `c` is not read; if alpha == 0, `a` and `b` are not.
-    a : ndarray of shape (m, k) or (batch, m, k)
-    b : ndarray of shape (k, n) or (batch, k, n)
-    c : ndarray of shape (m, n) or (batch, m, n)
-        Written in place; must overlap neither `a` nor `b`.  All three are of one dtype (float32,
-        float64, complex64 or complex128, native byte order) and rank, and aligned as NumPy means
-        it; strides are free.
-    conj_a, conj_b : bool
-        Whether the operand is conjugated.  A transposed one is passed as its ``.T``.
+    device : Device
+        The device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.parameters = Parameters(device)
+        self.break_evens = BreakEvens(device, self.parameters)
+        self.threads = CopyThreads(device)
+        """What copies to and from a device with memory of its own."""
+        self.decisions: dict[Hashable, Any] = {}
+        """By kind of call: `Decision` for arrays of NumPy's, plans of products for Arrays."""
+        self.on_host: set[tuple[str, int, int, int]] = set()
+        """Type, m, n and k of plain products that the host computes faster: see `api.small`."""
+
+    def __str__(self) -> str:
+        return str(self.device)
+
+    def forget(self) -> None:
+        """Decide anew on every kind of call."""
+        self.decisions.clear()
+        self.on_host.clear()
+
+    def remember(self, key: Hashable, decision: Any) -> None:
+        """Keep a decision; of too many kinds of calls none is kept."""
+        if len(self.decisions) >= MOST_DECISIONS:
+            self.forget()
+        self.decisions[key] = decision
+
+    def compute(self, call: Call, modes: Modes) -> None:
+        """Compute a call of NumPy's arrays; there is something to multiply."""
+        decision = self.decide(call, modes, partners_of(self))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("%s", self.explain(decision, transposed=call.transposed))
+        try:
+            decision.runner.run(call)
+        except self.device.cl.Error as error:
+            where = f"{decision.problem.precision}gemm on {self.device}"
+            raise translated(error, where) from error
+
+    def decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...] = ()) -> Decision:
+        """Find or make the decision on calls of a kind."""
+        _, a, b, beta, c, conj_a, conj_b, _ = call
+        kind_of_beta = 0 if beta == 0 else 1 if beta == 1 else 2
+        # NumPy aligns complex numbers like their parts; kernels load both parts at once.
+        fits = c.dtype.kind != "c" or (aligned(a) and aligned(b) and aligned(c))
+        key = (
+            modes, partners, c.dtype, kind_of_beta, conj_a, conj_b, fits,
+            is_same_memory(a, b), a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
+        )  # fmt: skip
+        decision: Decision | None = self.decisions.get(key)
+        if decision is None:
+            decision = self._decide(call, modes, partners)
+            self.remember(key, decision)
+            if decision.route.device_seconds is not None and not decision.copied:
+                self._note_small(decision)
+        return decision
+
+    def _note_small(self, decision: Decision) -> None:
+        g = decision.problem
+        if decision.runner is _HOST and g.batch == 1 and g.flops <= host_blas.PANEL_FLOPS:
+            self.on_host.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
+
+    def _decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...]) -> Decision:
+        """Decide where calls of a kind run and, if on the device, make what computes them."""
+        copied = tuple(x for x in "abc" if layout_of(getattr(call, x)) is None)
+        if copied:
+            inner = self.decide(_copied(call, values=False)[0], modes, partners)
+            return inner._replace(runner=_Copying(self, modes, inner.runner), copied=copied)
+        precision = BY_DTYPE[call.c.dtype]
+        problem = describe(*call.operands, call.c, reads_c=call.beta != 0)
+        chosen = route(self.device.traits, problem, modes.route, self.break_evens.known(precision))
+        if chosen.where == HOST:
+            return Decision(_HOST, problem, chosen)
+        self.device.require(precision)
+        with translated_errors(f"{problem.precision}gemm on {self.device}"):
+            shared = None
+            if partners:
+                shared = multi_device.runner((self, *partners), problem)
+            return Decision(shared or self.runner(problem), problem, chosen)
+
+    def runner(self, problem: Gemm) -> Runner:
+        """Make what computes a problem on this device, where operands lie or with copies."""
+        if must_copy(self.device, problem):
+            return StreamingRunner(self.device, self.threads, problem, self.build)
+        return self.build(problem)
+
+    def build(self, problem: Gemm) -> KernelRunner:
+        """Build the plan of a problem, with the next family if a driver refuses the first one's."""
+        device = self.device
+        while True:
+            config = self.parameters.config_for(problem)
+            plan = BY_NAME[config.family].plan(device.traits, problem, config)
+            try:
+                with device.lock:
+                    long = problem.flops >= LONG_FLOPS
+                    return KernelRunner(device, problem, plan, config=config, long=long)
+            except BuildError as error:
+                if config.family == LAST_RESORT:
+                    raise
+                self.parameters.refused.add(config.family)
+                log.warning("%s is not used on %s from here on: %s", config.family, device, error)
+
+    def explain(self, decision: Decision, *, transposed: bool) -> Explanation:
+        """Tell what calls of a kind do; in the caller's terms if C is transposed."""
+        g, tuned = decision.problem, self.parameters.known(decision.problem.precision)
+        copied = decision.copied
+        if transposed:
+            g = g._replace(m=g.n, n=g.m)
+            copied = tuple(sorted({"a": "b", "b": "a"}.get(name, name) for name in copied))
+        origin = tuned.origin if tuned else "the family's default"
+        work = decision.runner.work()
+        return explained(g, decision.route, work, str(self.device), origin, copied)
+
+    def tune(self, code: str, effort: Effort) -> Result:
+        """Search for one precision's parameters now, and measure its break-evens with them."""
+        result = self.parameters.tune(code, effort)
+        self.measure_break_evens(PRECISIONS[code])
+        self.break_evens.forget()
+        self.forget()
+        return result
+
+    def measure_break_evens(self, precision: Precision) -> None:
+        """Measure where the device breaks even with the host, for later processes."""
+        modes = settings.modes()._replace(route="device")
+
+        def on_device(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
+            call = Call.of(1.0, a, b, 0.0, c)
+            self.decide(call, modes).runner.run(call)
+
+        self.break_evens.measure(precision, on_device)
+
+
+class _Copying:
+    """Computes calls with operands that BLAS cannot express, or a C that it cannot write."""
+
+    def __init__(self, engine: Engine, modes: Modes, inner: Runner) -> None:
+        self._engine = engine
+        self._modes = modes
+        self.work = inner.work
+
+    def run(self, call: Call, stop: Stop | None = None) -> None:
+        """Copy, and compute as any other call; see `Runner.run`."""
+        del stop
+        inner, c = _copied(call, values=True)
+        self._engine.compute(inner, self._modes)
+        if c is not call.c:
+            call.c[...] = c
+
+
+def _copied(call: Call, *, values: bool) -> tuple[Call, NDArray[Any]]:
+    """Return a call of the same shapes whose operands BLAS can express, and its C."""
+    fitting = expressible if values else _empty_like
+    a, b = fitting(call.a), fitting(call.b)
+    c = call.c
+    if layout_of(c) is None:
+        c = np.array(c, order="C") if values and call.beta != 0 else np.empty(c.shape, c.dtype)
+    return Call.of(call.alpha, a, b, call.beta, c, call.conj_a, call.conj_b), c
+
+
+def _empty_like(x: NDArray[Any]) -> NDArray[Any]:
+    """Return what `expressible` would, without the values of a copy."""
+    if layout_of(x) is not None:
+        return x
+    if x.ndim > 2 and x.strides[0] == 0:
+        return np.broadcast_to(np.empty(x.shape[1:], x.dtype), x.shape)
+    return np.empty(x.shape, x.dtype)
+
+
+_engines: dict[Device, Engine] = {}
+_inherited: list[Engine] = []
+_begun = time.monotonic()
+
+
+def of(device: Device) -> Engine:
+    """Return the engine of a device."""
+    engine = _engines.get(device)
+    if engine is None:
+        engine = _engines.setdefault(device, Engine(device))
+    return engine
+
+
+def current() -> Engine | None:
+    """Return the engine of the device that calls use; None if the host must do: see `registry`."""
+    device = registry.current()
+    return None if device is None else of(device)
+
+
+def opened() -> Engine | None:
+    """Return the engine that calls use if there is one; opens nothing."""
+    device = registry.opened()
+    return None if device is None else _engines.get(device)
+
+
+def partners_of(engine: Engine) -> tuple[Engine, ...]:
+    """Return the engines that share large calls with this one."""
+    others = registry.others()
+    if not others or engine.device is not registry.opened():
+        return ()
+    return tuple(of(device) for device in others)
+
+
+def of_queue(queue: cl.CommandQueue) -> tuple[Engine, QueueState]:
+    """Return the engine that works in the context of a queue of the caller's, and its state."""
+    device, state = registry.of_queue(queue)
+    return of(device), state
+
+
+def compute(call: Call) -> None:
+    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c`` with arrays of NumPy's.
+
+    Parameters
+    ----------
+    call : Call
+        If beta == 0, `c` is not read; if alpha == 0, `a` and `b` are not.  All three are of one
+        dtype (float32, float64, complex64 or complex128, native byte order) and rank, and aligned
+        as NumPy means it; strides are free.  `c` must overlap neither `a` nor `b`.
 
     Raises
     ------
@@ -77,103 +308,37 @@ def gemm(
     MemoryError
         If the device has no memory for the operands.
     """
-    if c.size == 0:
+    if call.c.size == 0:
         return
-    if alpha == 0 or a.shape[-1] == 0:
-        _scale(c, beta)
+    if call.alpha == 0 or call.a.shape[-1] == 0:
+        _scale(call.c, call.beta)
         return
-    wish = settings.route()
-    session = None if wish == "host" else sessions.current()
-    if session is None:
+    modes = settings.modes()
+    engine = None if modes.route == HOST else current()
+    if engine is None:
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish)))
-        _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
+            log.debug("%s", _on_host(call, modes))
+        host_blas.gemm(call)
         return
-    _on_session(session, sessions.others(), wish, alpha, a, b, beta, c, conj_a, conj_b)
+    engine.compute(call, modes)
 
 
-def _on_session(
-    session: Session, others: Others, wish: str, alpha: complex, a: NDArray[Any], b: NDArray[Any],
-    beta: complex, c: NDArray[Any], conj_a: bool, conj_b: bool,
-) -> None:  # fmt: skip
-    """Find or make the decision on calls of this kind, and run this one."""
-    known = _known(session, others, wish, a, b, c, beta != 0, conj_a, conj_b)
-    if known is None:
-        left, right = expressible(Operand(a, conj_a)), expressible(Operand(b, conj_b))
-        _by_copies(session, others, wish, alpha, left, right, beta, c)
-        return
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", explained(session, known))
-    _run(session, known, alpha, a, b, beta, c, conj_a, conj_b)
+def explain(call: Call) -> Explanation:
+    """Tell what `compute` would do with a call; there is something to multiply."""
+    modes = settings.modes()
+    engine = None if modes.route == HOST else current()
+    if engine is None:
+        return _on_host(call, modes)
+    decision = engine.decide(call, modes, partners_of(engine))
+    return engine.explain(decision, transposed=call.transposed)
 
 
-def _run(
-    session: Session, known: Known, alpha: complex, a: NDArray[Any], b: NDArray[Any],
-    beta: complex, c: NDArray[Any], conj_a: bool, conj_b: bool,
-) -> None:  # fmt: skip
-    """Run a call as was decided."""
-    if known.ready is None:
-        _on_host(alpha, Operand(a, conj_a), Operand(b, conj_b), beta, c)
-        return
-    if known.turned:
-        a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
-    try:
-        if not isinstance(known.ready, Ready):
-            known.ready.run(Arrays(alpha, a, b, beta, c))
-            return
-        places = [transfer.share(session, x) for x in (a, b, c)]
-        known.ready.run(slots(known.problem, alpha, beta, *places))
-    except session.cl.Error as error:
-        raise opencl_errors.translated(error, known.name(session)) from error
-
-
-def _known(
-    session: Session, others: Others, wish: str, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any],
-    reads_c: bool, conj_a: bool, conj_b: bool,
-) -> Known | None:  # fmt: skip
-    """Find or make the decision on calls of this kind; None if BLAS cannot express an operand."""
-    key = (
-        wish, others, c.dtype, reads_c, conj_a, conj_b,
-        a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
-    )  # fmt: skip
-    known = session.known.get(key)
-    if known is None or (known.pairs and not all(map(aligned, (a, b, c)))):
-        if any(layout_of(x) is None for x in (a, b, c)):
-            return None
-        left, right = Operand(a, conj_a), Operand(b, conj_b)
-        known = _decide(session, others, wish, left, right, c, reads_c=reads_c)
-        _remember(session, key, known)
-    return known
-
-
-def _no_device(wish: str) -> str:
-    return "CLGEMM_ROUTE=host" if wish == HOST else "the driver did not survive the fork"
-
-
-def explain(
-    a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], *, reads_c: bool, conj_a: bool, conj_b: bool
-) -> Explanation:
-    """Tell what `gemm` would do with these operands; see there."""
-    wish = settings.route()
-    session = None if wish == HOST else sessions.current()
-    if session is None:
-        return unmeasured(BY_DTYPE[c.dtype], a.shape, c.shape, _no_device(wish))
-    copied = tuple(name for name, x in zip("abc", (a, b, c), strict=True) if layout_of(x) is None)
-    a, b = expressible(Operand(a)).data, expressible(Operand(b)).data
-    c = c if layout_of(c) is not None else np.empty(c.shape, c.dtype)
-    known = _known(session, sessions.others(), wish, a, b, c, reads_c, conj_a, conj_b)
-    assert known is not None  # noqa: S101 - every layout has been seen to
-    return explained(session, known, copied)
-
-
-def _remember(session: Session, key: tuple[Any, ...], known: Known) -> None:
-    if len(session.known) >= KNOWN_CALLS:
-        session.forget()
-    session.known[key] = known
-    g = known.problem
-    compared = known.decision.device_seconds is not None
-    if compared and known.ready is None and g.batch == 1 and g.flops <= host_blas.PANEL_FLOPS:
-        session.hosted.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
+def _on_host(call: Call, modes: Modes) -> Explanation:
+    host_only = "the driver did not survive the fork"
+    why = "CLGEMM_ROUTE=host" if modes.route == HOST else host_only
+    c = call.c.swapaxes(-1, -2) if call.transposed else call.c
+    k = call.a.shape[-1]
+    return unmeasured(BY_DTYPE[c.dtype], k, c.shape, why)
 
 
 def _scale(c: NDArray[Any], beta: complex) -> None:
@@ -184,73 +349,36 @@ def _scale(c: NDArray[Any], beta: complex) -> None:
             c *= c.dtype.type(beta)
 
 
-def _by_copies(
-    session: Session, others: Others, wish: str, alpha: complex, a: Operand, b: Operand,
-    beta: complex, c: NDArray[Any],
-) -> None:  # fmt: skip
-    """Compute with operands that BLAS can express, beside a `c` that it cannot write."""
-    result = c
-    if layout_of(c) is None:
-        result = np.array(c, order="C") if beta != 0 else np.empty(c.shape, c.dtype)
-    _on_session(session, others, wish, alpha, a.data, b.data, beta, result, a.conj, b.conj)
-    if result is not c:
-        c[...] = result
+def _forget(device: Device) -> None:
+    _engines.pop(device, None)
 
 
-def _on_host(alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
-    host_blas.gemm(BY_DTYPE[c.dtype].code, alpha, a, b, beta, c)
+def _after_fork_in_child() -> None:
+    # Like the device's own, what decisions hold of it must not be released: see `registry`.
+    for engine in _engines.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+        _inherited.append(engine)
+    _engines.clear()
 
 
-def _decide(
-    session: Session, others: Others, wish: str, a: Operand, b: Operand, c: NDArray[Any], *,
-    reads_c: bool,
-) -> Known:  # fmt: skip
-    """Decide where calls of this kind run and, if on the device, build their plan."""
-    precision = BY_DTYPE[c.dtype]
-    layout = layout_of(c)
-    turned = layout is not None and layout.trans
-    if turned:
-        # Row-major C: C.T = op(B).T @ op(A).T is the same memory, column-major.
-        a, b, c = b.turned, a.turned, c.swapaxes(-1, -2)
-    problem = describe(a, b, c, reads_c=reads_c)
-    decision = route(session.traits, problem, wish, partial(_break_even, session, precision))
-    ready: Ready | Pipeline | Several | None = None
-    if decision.where != HOST:
-        session.require(precision)
-        with opencl_errors.translated_errors(f"{problem.precision}gemm on {session}"):
-            if others:
-                ready = team.several((session, *others), problem, _break_even, in_place_or_copied)
-            ready = ready or in_place_or_copied(session, problem)
-    return Known(ready, problem, decision, turned, precision.is_complex)
+@atexit.register
+def _measure_break_evens() -> None:
+    """Measure, for later processes, what this one had to do without.
+
+    Only for CPU devices, whose kernels are built by then or soon, and only at the end of a process
+    that ran for so long that half a second more is nothing.
+    """
+    engine = opened()
+    if engine is None or time.monotonic() - _begun < LATE_SECONDS:
+        return
+    for precision in PRECISIONS.values():
+        if engine.device.traits.unified_memory and engine.break_evens.is_missing(precision):
+            try:
+                engine.measure_break_evens(precision)
+            except (ClgemmError, MemoryError, OSError, engine.device.cl.Error) as error:
+                log.debug("break-evens were not measured: %s", error)
 
 
-def in_place_or_copied(session: Session, problem: Gemm) -> Ready | Pipeline:
-    """Make ready what computes a problem on a device."""
-    copies = must_copy(session, problem)
-    return Pipeline(session, problem, build) if copies else build(session, problem)
-
-
-def _break_even(session: Session, precision: Precision) -> BreakEven | None:
-    return break_even.break_evens(session, precision, partial(_product, session))
-
-
-def _product(session: Session, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
-    """Multiply on one device, whatever is faster, and without a line in the log."""
-    known = _known(session, (), "device", a, b, c, False, False, False)
-    assert known is not None  # noqa: S101 - every layout of a measurement is a BLAS one
-    _run(session, known, 1.0, a, b, 0.0, c, False, False)
-
-
-def build(session: Session, problem: Gemm) -> Ready:
-    """Build the plan of a problem, with the next family if a driver refuses the first one's."""
-    while True:
-        config = tuner.config_for(session, problem)
-        plan = BY_NAME[config.family].plan(session.traits, problem, config)
-        try:
-            with session.lock:
-                return Ready(session, plan, long=problem.flops >= LONG_FLOPS)
-        except BuildError as error:
-            if config.family == LAST_RESORT:
-                raise
-            session.refused.add(config.family)
-            log.warning("%s is not used on %s from here on: %s", config.family, session, error)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
+registry.forgetting.append(_forget)

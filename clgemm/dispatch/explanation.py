@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
-from clgemm.dispatch.multi_device import Several
 from clgemm.dispatch.route import HOST
 from clgemm.problem import PRECISIONS
-from clgemm.streaming.runner import Pipeline, room_of
-from clgemm.streaming.schedule import OPERANDS
-from clgemm.tuning import tuner
 
 if TYPE_CHECKING:
-    from clgemm.dispatch.route import Decision
+    from clgemm.dispatch.route import Route
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.device import Session
-    from clgemm.runtime.kernel_runner import Ready
-
-
-class Known(NamedTuple):
-    """What was decided for all calls whose arrays have the same shapes and strides."""
-
-    ready: Ready | Pipeline | Several | None
-    """None: the host computes."""
-    problem: Gemm
-    decision: Decision
-    turned: bool
-    """C is row-major: op(B).T is the first operand and op(A).T the second."""
-    pairs: bool
-    """Elements are complex, which NumPy may place between two multiples of their size."""
-
-    def name(self, session: Session) -> str:
-        """Name the call as messages do."""
-        return f"{self.problem.precision}gemm on {session}"
+    from clgemm.runtime.runner import Work
 
 
 @dataclass(frozen=True)
@@ -103,46 +81,28 @@ def _product(precision: Precision, batch: int, m: int, n: int, k: int) -> str:
     return f"{precision.code}gemm {stack}({m} x {n} x {k})"
 
 
-def explained(session: Session, known: Known, copied: tuple[str, ...] = ()) -> Explanation:
-    """Tell what calls of a known kind do."""
-    g, decision, traits = known.problem, known.decision, session.traits
-    m, n = (g.n, g.m) if known.turned else (g.m, g.n)
-    precision = PRECISIONS[g.precision]
+def explained(
+    g: Gemm, route: Route, work: Work, device: str, origin: str, copied: tuple[str, ...]
+) -> Explanation:
+    """Tell what calls of a kind do."""
     found = Explanation(
-        _product(precision, g.batch, m, n, g.k), decision.where, decision.why,
-        decision.host_seconds, decision.device_seconds, traits.describe(), copied=copied,
+        _product(PRECISIONS[g.precision], g.batch, g.m, g.n, g.k), route.where, route.why,
+        route.host_seconds, route.device_seconds, device, copied=copied,
     )  # fmt: skip
-    if known.ready is None:
-        return found
-    if isinstance(known.ready, Several):
-        return replace(found, shares=_shares(known.ready))
-    tuned = session.tuned.get(g.precision)
-    origin = tuned.origin if tuned else "the family's default"
-    if not isinstance(known.ready, Pipeline):
-        return replace(found, config=str(tuner.config_for(session, g)), origin=origin)
-    schedule = known.ready.schedule(g, room_of(session))
-    if schedule is None:
-        return replace(found, route=HOST, why="the device's memory is too small")
-    moved = {x: schedule.visits[x] * schedule.sizes[x] * precision.itemsize for x in OPERANDS}
+    if work.why_host:
+        return replace(found, route=HOST, why=work.why_host)
     return replace(
         found,
-        config=str(tuner.config_for(session, schedule.gemms[0])),
-        origin=origin,
-        bytes_up=moved["a"] + moved["b"] + moved["c"] * g.reads_c,
-        bytes_down=moved["c"],
-        blocks=len(schedule.steps),
+        config=work.config,
+        origin=origin if work.config else "",
+        bytes_up=work.bytes_up,
+        bytes_down=work.bytes_down,
+        blocks=work.blocks,
+        shares=work.shares,
     )
 
 
-def _shares(several: Several) -> tuple[tuple[str, float], ...]:
-    sizes = [sum(tile.size for tile in share.tiles) for share in several.shares]
-    names = [" and ".join(m.name for m in share.members) for share in several.shares]
-    return tuple((name, size / sum(sizes)) for name, size in zip(names, sizes, strict=True))
-
-
-def unmeasured(
-    precision: Precision, a_shape: tuple[int, ...], c_shape: tuple[int, ...], why: str
-) -> Explanation:
-    """Tell of a call that asks no device."""
-    batch = c_shape[0] if len(c_shape) > 2 else 1
-    return Explanation(_product(precision, batch, c_shape[-2], c_shape[-1], a_shape[-1]), HOST, why)
+def unmeasured(precision: Precision, k: int, shape: tuple[int, ...], why: str) -> Explanation:
+    """Tell of a call that asks no device, by the shape of its result."""
+    batch = shape[0] if len(shape) > 2 else 1
+    return Explanation(_product(precision, batch, shape[-2], shape[-1], k), HOST, why)

@@ -11,27 +11,30 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from clgemm.problem import PRECISIONS
 from clgemm.runtime.interrupt import Stop
+from clgemm.runtime.opencl_errors import translated_errors
+from clgemm.runtime.runner import Work
 from clgemm.streaming.schedule import Span, Tile
+from clgemm.streaming.stream import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from clgemm.problem import Gemm
-    from clgemm.streaming.stream import Arrays
+    from clgemm.dispatch.break_even import BreakEvens
+    from clgemm.problem import Call, Gemm
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.runner import Runner
 
+LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it saves
+LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
 GRAIN = 256  # cuts lie on multiples of this, as kernels like them, if parts are larger than it
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
-
-
-class Runner(Protocol):
-    """Computes problems of one kind on one device."""
-
-    def run(self, arrays: Arrays) -> None:
-        """Compute; C is written where it lies."""
 
 
 class Member(NamedTuple):
@@ -43,7 +46,7 @@ class Member(NamedTuple):
     """How fast it is, in any unit."""
     copies: bool
     """Whether operands are copied to it."""
-    runner: Callable[[Gemm], Runner]
+    make: Callable[[Gemm], Runner]
     """Makes what computes a problem there."""
     name: str = ""
     """For people."""
@@ -119,8 +122,8 @@ def cuts(size: int, weights: Sequence[float], grain: int) -> list[Span]:
     return found
 
 
-class Several:
-    """How calls of one kind run on several devices.
+class MultiDeviceRunner:
+    """Computes calls of one kind on several devices.
 
     Parameters
     ----------
@@ -133,29 +136,40 @@ class Several:
     def __init__(self, problem: Gemm, members: Sequence[Member]) -> None:
         self.shares = shares(problem, members)
         self.workers = [
-            (share, {shape: member.runner(part) for shape, part in _parts(problem, share).items()})
+            (share, member, {shape: member.make(g) for shape, g in _parts(problem, share).items()})
             for share in self.shares
             for member in share.members[: len(share.tiles)]
         ]
-        """A share and what computes its tiles on one device, for each device that takes part."""
+        """A share, a device, and what computes the share's tiles there."""
 
-    def run(self, arrays: Arrays) -> None:
-        """Compute; C is written where it lies, and read only if beta is not 0."""
+    def work(self) -> Work:
+        """Say what a call does."""
+        sizes = [sum(tile.size for tile in share.tiles) for share in self.shares]
+        names = [" and ".join(m.name for m in share.members) for share in self.shares]
+        parts = zip(names, sizes, strict=True)
+        return Work(shares=tuple((name, size / sum(sizes)) for name, size in parts))
+
+    def run(self, call: Call, stop: Stop | None = None) -> None:
+        """Compute; see `Runner.run`."""
+        del stop
         waiting = {id(share): deque(share.tiles) for share in self.shares}
         stop = Stop()  # one device failed, or Ctrl-C was heard: the others end early
-        arrays = arrays._replace(stop=stop)
 
-        def work(share: Share, runners: dict[tuple[int, ...], Runner]) -> None:
+        def work(share: Share, member: Member, runners: dict[tuple[int, ...], Runner]) -> None:
             queue = waiting[id(share)]
             while queue and not stop.is_set():
                 try:
                     tile = queue.popleft()
                 except IndexError:  # another device took the last one
                     return
-                runners[_shape(tile)].run(arrays.part(tile))
+                with translated_errors(f"gemm on {member.name}"):
+                    runners[_shape(tile)].run(part_of(call, tile), stop)
 
         with ThreadPoolExecutor(len(self.workers), "clgemm device") as pool:
-            jobs = [pool.submit(work, *worker) for worker in self.workers]
+            # Each thread works in the modes of this one.
+            jobs = [
+                pool.submit(copy_context().run, partial(work, *worker)) for worker in self.workers
+            ]
             try:
                 wait(jobs, return_when=FIRST_EXCEPTION)
             finally:
@@ -176,3 +190,55 @@ def _parts(problem: Gemm, share: Share) -> dict[tuple[int, ...], Gemm]:
         _shape(t): problem._replace(m=t.rows.size, n=t.columns.size, batch=t.batch.size)
         for t in share.tiles
     }
+
+
+class Candidate(Protocol):
+    """A device that might take part, as far as it matters here: see `engine.Engine`."""
+
+    device: Device
+    break_evens: BreakEvens
+
+    def runner(self, problem: Gemm) -> Runner:
+        """Make what computes a problem there."""
+        ...
+
+
+def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner | None:
+    """Share a problem among devices, if that pays.
+
+    Parameters
+    ----------
+    candidates : sequence of Candidate
+        The devices; those without the problem's precision are left out.
+    problem : Gemm
+        The problem, as its operands lie in the host's memory.
+    """
+    precision = PRECISIONS[problem.precision]
+    able = [x for x in candidates if x.device.traits.has(precision)]
+    found = [x.break_evens.known(precision) for x in able]
+    seconds = [x.device_seconds(problem) for x in found if x is not None]
+    if len(seconds) == len(able):
+        if min(seconds) < LEAST_SECONDS:
+            return None
+        rates = {_kind(x): 1 / t for x, t in zip(able, seconds, strict=True)}
+    elif problem.flops < LEAST_FLOPS:
+        return None
+    else:
+        rates = {_kind(x): _guessed_rate(x.device) for x in able}
+    members = [
+        Member(
+            _kind(x), rates[_kind(x)], not x.device.traits.unified_memory, x.runner, str(x.device)
+        )
+        for x in able
+    ]
+    shared = MultiDeviceRunner(problem, members)
+    return shared if len(shared.workers) > 1 else None
+
+
+def _kind(candidate: Candidate) -> str:
+    return candidate.device.traits.fingerprint()
+
+
+def _guessed_rate(device: Device) -> float:
+    traits = device.traits
+    return float(traits.compute_units * traits.simd_bytes * (traits.clock_mhz or 1000))

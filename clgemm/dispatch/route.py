@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from clgemm.dispatch.times import COPIED, SHORT, TIE, WORTH
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clgemm.dispatch.times import BreakEven
     from clgemm.problem import Gemm
     from clgemm.traits import DeviceTraits
@@ -18,12 +14,26 @@ DEVICE: Literal["device"] = "device"
 
 SMALL_FLOPS = 2 * 64**3
 """Up to a 64-square product a launch costs more than SciPy's whole call, wherever measured."""
+SMALL_SHARED = 2 * 128**3
+"""Up to here a CPU device is left alone where nothing was measured: most break even near it."""
 SMALL_WITH_COPIES = 2 * 896**3
 """The same for devices with a memory of their own, where nothing was measured: an H200 breaks even
 with 16 cores of a Xeon near here in fp32, copies and threads that wake up included."""
 
+TIE = 1.03
+"""Of the host's time, that the device may take: it frees the interpreter, and with cores of its own
+the host's."""
+WORTH = 0.9
+"""The same for a CPU device's short products.  There one side had better compute everything unless
+the other gains much: behind the host's BLAS a device shares the cores with threads that spin on for
+0.1 s."""
+COPIED = 0.85
+"""The same for devices with a memory of their own: the least of a few times is measured, and copies
+mostly take longer, since their threads have to wake up."""
+SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
 
-class Decision(NamedTuple):
+
+class Route(NamedTuple):
     """Where a kind of call runs, and why."""
 
     where: Literal["device", "host"]
@@ -33,10 +43,8 @@ class Decision(NamedTuple):
     device_seconds: float | None = None
 
 
-def route(
-    traits: DeviceTraits, problem: Gemm, wish: str, measured: Callable[[], BreakEven | None]
-) -> Decision:
-    """Choose for one problem.
+def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: BreakEven | None) -> Route:
+    """Choose for one problem, from what is known.
 
     Parameters
     ----------
@@ -44,38 +52,37 @@ def route(
         Of the device in use.
     problem : Gemm
         The problem, with the layouts it has in the host's memory.
-    wish : str
-        `settings.route()`: "device" or "host" decides.
-    measured : callable
-        Gives the break-evens of device and precision, None if they are not to be measured; asked
-        only if they decide.
+    wanted : str
+        `settings.Modes.route`: "device" or "host" decides.
+    measured : BreakEven or None
+        The break-evens of device and precision.  Without them the size alone decides.
 
     Returns
     -------
-    Decision
-        If the wish is "auto", the faster one.
+    Route
+        If "auto" is wanted, the faster one.
     """
-    if wish == HOST:
-        return Decision(HOST, "CLGEMM_ROUTE=host")
-    if wish == DEVICE:
-        return Decision(DEVICE, "CLGEMM_ROUTE=device")
+    if wanted == HOST:
+        return Route(HOST, "CLGEMM_ROUTE=host")
+    if wanted == DEVICE:
+        return Route(DEVICE, "CLGEMM_ROUTE=device")
     if problem.flops <= SMALL_FLOPS:
-        return Decision(HOST, "a launch costs more than so small a product")
-    return _faster(traits, problem, measured())
+        return Route(HOST, "a launch costs more than so small a product")
+    return _faster(traits, problem, measured)
 
 
-def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Decision:
+def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Route:
     """Choose what takes less time, as far as that was measured."""
     if found is None:
-        small = SMALL_FLOPS if traits.unified_memory else SMALL_WITH_COPIES
+        small = SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES
         where = HOST if problem.flops <= small else DEVICE
-        return Decision(where, "by size alone: nothing is measured here")
+        return Route(where, "by size alone: nothing is measured yet")
     host, device = found.host_seconds(problem), found.device_seconds(problem)
     if device <= _share(traits, host) * host:
         why = "the device is faster" if device < host else "the host is hardly faster"
-        return Decision(DEVICE, why, host, device)
+        return Route(DEVICE, why, host, device)
     why = "the host's BLAS is faster" if host < device else "the device is hardly faster"
-    return Decision(HOST, why, host, device)
+    return Route(HOST, why, host, device)
 
 
 def _share(traits: DeviceTraits, host: float) -> float:

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 NEAR = 0.25  # squared distance, in factors of two, below which a measured shape counts fully
 FAR_WEIGHT = 0.05  # of no correction: what is far from all measured shapes is left to the sum
 COPY_RATE = 4e9  # bytes a second at which SciPy copies an operand with gaps before it computes
-TIE = 1.03
-"""Of the host's time, that the device may take: it frees the interpreter, and with cores of its own
-the host's."""
-WORTH = 0.9
-"""The same for a CPU device's short products.  There one side had better compute everything unless
-the other gains much: behind the host's BLAS a device shares the cores with threads that spin on for
-0.1 s."""
-COPIED = 0.85
-"""The same for devices with a memory of their own: the least of a few times is measured, and copies
-mostly take longer, since their threads have to wake up."""
-SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
 
 Shape = tuple[int, int, int]
 

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.host import scipy_blas
+from clgemm.problem import BY_DTYPE
+from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from clgemm.problem import Operand
+    from clgemm.problem import Call
+    from clgemm.runtime.interrupt import Stop
 
 
 matmul = np.matmul
@@ -21,44 +24,35 @@ PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-
 NARROWEST = 64  # columns that a call needs to be fast
 
 
-def gemm(code: str, alpha: complex, a: Operand, b: Operand, beta: complex, c: NDArray[Any]) -> None:
-    """Compute ``c[...] = alpha * a @ b + beta * c``, matrix by matrix.
-
-    Parameters
-    ----------
-    code : str
-        BLAS letter of the precision.
-    alpha, beta : complex
-        Scalars; beta == 0 means that `c` is not read.
-    a, b : Operand
-        Of shapes (m, k) and (k, n), or stacks of them.
-    c : ndarray of shape (m, n), or a stack
-        Overwritten.
-    """
-    if c.ndim > 2 and alpha == 1 and beta == 0 and not (a.conj or b.conj):
-        matmul(a.data, b.data, out=c)  # loops in C
+def gemm(call: Call) -> None:
+    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c``, matrix by matrix."""
+    alpha, a, b, beta, c, conj_a, conj_b, _ = call
+    if c.ndim > 2 and alpha == 1 and beta == 0 and not (conj_a or conj_b):
+        matmul(a, b, out=c)  # loops in C
         return
-    routine = scipy_blas.gemm(code)
+    routine = scipy_blas.gemm(BY_DTYPE[c.dtype].code)
     if c.ndim == 2:
-        _one(routine, alpha, a.data, a.conj, b.data, b.conj, beta, c)
+        _one(routine, call)
         return
-    for x, y, z in zip(a.data, b.data, c, strict=True):
-        _one(routine, alpha, x, a.conj, y, b.conj, beta, z)
+    for x, y, z in zip(a, b, c, strict=True):
+        _one(routine, call._replace(a=x, b=y, c=z))
 
 
-def _one(
-    routine: Any,
-    alpha: complex,
-    a: NDArray[Any],
-    conj_a: bool,
-    b: NDArray[Any],
-    conj_b: bool,
-    beta: complex,
-    c: NDArray[Any],
-) -> None:
-    if c.flags.c_contiguous and not c.flags.f_contiguous:
-        # C.T = op(B).T @ op(A).T is written in place.
-        a, conj_a, b, conj_b, c = b.T, conj_b, a.T, conj_a, c.T
+class HostRunner:
+    """Computes by the host's BLAS."""
+
+    def run(self, call: Call, stop: Stop | None = None) -> None:
+        """Compute; see `Runner.run`."""
+        del stop
+        gemm(call)
+
+    def work(self) -> Work:
+        """Say what a call does."""
+        return Work()
+
+
+def _one(routine: Any, call: Call) -> None:
+    alpha, a, b, beta, c, conj_a, conj_b, _ = call
     a, trans_a = _operand(a, conj_a)
     b, trans_b = _operand(b, conj_b)
     panels = _panels(c, a.size // c.shape[0])
@@ -79,7 +73,7 @@ def _one(
 def _panels(c: NDArray[Any], k: int) -> list[slice]:
     """Cut C into columns such that each panel takes a fraction of a second."""
     m, n = c.shape
-    column = 2 * m * k * (4 if c.dtype.kind == "c" else 1)
+    column = 2 * m * k * BY_DTYPE[c.dtype].multiplications
     width = n if n * column <= PANEL_FLOPS else max(NARROWEST, int(PANEL_FLOPS / column))
     return [slice(start, start + width) for start in range(0, n, width)]
 

@@ -91,6 +91,8 @@ class Plan(NamedTuple):
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.
 GEMM_SIGNATURE = "see" + "ppp"
 GEMM_STRUCT = struct.Struct("=13q4i")
+OFFSETS = (4, 7, 10)
+"""Places in that struct of the elements before the first one of A, B and C."""
 
 
 def gemm_args(g: Gemm) -> tuple[Arg, ...]:
@@ -108,7 +110,7 @@ def gemm_args(g: Gemm) -> tuple[Arg, ...]:
 def precision_defines(precision: Precision) -> dict[str, int]:
     """Give the defines that common.cl turns into types."""
     return {
-        "IS_DOUBLE": int(precision.real == "double"),
+        "IS_DOUBLE": int(precision.is_double),
         "IS_COMPLEX": int(precision.is_complex),
     }
 

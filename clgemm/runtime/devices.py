@@ -132,7 +132,7 @@ def works(device: cl.Device, binaries: Binaries | None = None) -> str:
     try:
         context = cl.Context([device])
         queue = cl.CommandQueue(context)
-        kernel = opencl.make_kernel(compiled(context, PROBE, binaries), "probe", [None])
+        kernel = opencl.make_kernel(compiled(context, PROBE, binaries), "probe")
         memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
         answer = bytearray((1).to_bytes(4, sys.byteorder))
         cl.enqueue_copy(queue, memory, answer)

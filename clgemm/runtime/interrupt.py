@@ -8,30 +8,34 @@ event in turns would not do: Intel's runtime computes on the thread that waits, 
 from __future__ import annotations
 
 import threading
-import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from clgemm.runtime.device import Session
-    from clgemm.runtime.opencl import cl
 
+class InUse(Protocol):
+    """A device, as far as it counts the calls that are on it."""
 
-END_SECONDS = 5.0  # that a program's end may wait for calls that cannot be cancelled
+    running: list[None]
+    """One entry for each call."""
+    ending: bool
+    """Whether the interpreter is about to end."""
 
 
 @contextmanager
-def in_use(session: Session) -> Iterator[None]:
+def in_use(device: InUse) -> Iterator[None]:
     """Count a call that is on the device inside a with block."""
-    session.running.append(None)
+    device.running.append(None)
     try:
-        if session.ending:
+        if device.ending:
             end_thread()
         yield
     finally:
-        session.running.pop()
+        device.running.pop()
 
 
 class Stop:
@@ -71,26 +75,13 @@ class Stop:
                 self._cancels.remove(cancel)
 
 
-def end_calls(session: Session) -> None:
-    """Let no other thread be inside the driver when the interpreter ends.
-
-    Calls that other threads make from here on end these threads; those on the device are cancelled
-    where they can be.
-    """
-    session.ending = True
-    deadline = time.monotonic() + END_SECONDS
-    while session.running and time.monotonic() < deadline:
-        session.workspace.cancel()
-        time.sleep(0.001)
-
-
 def is_heard() -> bool:
     """Tell whether Ctrl-C may raise KeyboardInterrupt in this thread."""
     return threading.current_thread() is threading.main_thread()
 
 
 def wait(event: cl.Event, cancel: Callable[[], None], memory: Any) -> None:
-    """Wait for an event; if something is raised meanwhile, cancel, and raise it at the end.
+    """Wait for an event; if something is raised meanwhile, cancel, and raise it.
 
     Parameters
     ----------
@@ -101,11 +92,34 @@ def wait(event: cl.Event, cancel: Callable[[], None], memory: Any) -> None:
     memory : object
         What the launch works on: kept alive until its end, even if Ctrl-C is pressed twice.
     """
+    _apart(event.wait, cancel, memory)
+
+
+def drain(queue: cl.CommandQueue, memory: Any) -> None:
+    """Wait until a queue has done all it was given, whatever becomes of that.
+
+    Parameters
+    ----------
+    queue : cl.CommandQueue
+        The queue.
+    memory : object
+        What its commands work on: kept alive until the end, even if something is raised meanwhile.
+    """
+
+    def finish() -> None:
+        with suppress(cl.Error):  # what failed has been raised, or the caller has given up
+            queue.finish()
+
+    _apart(finish, lambda: None, memory)
+
+
+def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any) -> None:
+    """Wait in a thread that keeps the memory alive, and for that thread in this one."""
     ended, failed = threading.Lock(), []
 
     def work(_memory: Any = memory) -> None:
         try:
-            event.wait()
+            wait_for_it()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
             failed.append(error)
         finally:
@@ -114,8 +128,8 @@ def wait(event: cl.Event, cancel: Callable[[], None], memory: Any) -> None:
     ended.acquire()
     try:
         threading.Thread(target=work, name="clgemm wait").start()
-    except RuntimeError:  # no thread starts when the interpreter ends
-        event.wait()
+    except RuntimeError:  # no thread can be started, or none any more
+        wait_for_it()
         return
     try:
         ended.acquire()

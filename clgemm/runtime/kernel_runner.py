@@ -1,172 +1,272 @@
-"""Runs one plan on one session.  It decides nothing."""
+"""Runs one plan on one device.  It decides nothing."""
 
 from __future__ import annotations
 
+import math
+import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from clgemm.kernels.family import SLOTS
-from clgemm.runtime import interrupt, opencl
+from clgemm.kernels.family import GEMM_STRUCT, OFFSETS, SLOTS
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import host_memory, interrupt, opencl
+from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from clgemm.kernels.family import Plan
-    from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.kernels.family import Config, Plan, Step
+    from clgemm.problem import Call, Gemm
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.opencl import cl
-    from clgemm.runtime.scratch import QueueWorkspace
+    from clgemm.runtime.queues import QueueState
+
+INT = struct.Struct("i")
+INTEGERS = {"i": INT, "l": struct.Struct("q")}
+LAST_OPERAND = 5  # place of C among a kernel's arguments; beyond, operands stand for scratch
+NO_OFFSETS = (0, 0, 0)
+UNBOUND = (b"", b"", b"")
+Memory = tuple[Any, Any]
+"""Scratch memory and counters, None where a plan needs none."""
 
 
-Values = tuple[complex, complex, Any, Any, Any]
-"""alpha, beta, a, b and c: what a call brings; `SLOTS` starts with their names."""
+Values = tuple[complex, complex, Any, Any, Any, tuple[int, int, int]]
+"""What one call brings: alpha, beta, the memory of a, b and c, elements before their first ones.
+
+alpha and beta are within the precision's range; the imaginary parts are dropped in s and d.  The
+memory is Buffers or SVM.  The caller keeps it alive: OpenCL does not.
+"""
 
 
-def slots(problem: Gemm, alpha: complex, beta: complex, a: Any, b: Any, c: Any) -> Values:
-    """Say what the first names in a plan's arguments stand for in one call.
+class _Launch:
+    """One step: its kernel, and its arguments as far as they are known before a call.
 
-    Parameters
-    ----------
-    problem : Gemm
-        The problem.
-    alpha, beta : complex
-        Scalars within the precision's range; the imaginary parts are dropped in s and d.
-    a, b, c : Buffer or SVM
-        The operands on the device.
+    A kernel's object is shared by all plans that use it.  What never changes is set again only if
+    another step used the kernel since.
     """
-    if problem.precision in "sd":
-        return alpha.real, beta.real, a, b, c
-    return alpha, beta, a, b, c
+
+    def __init__(self, device: Device, step: Step, origin: tuple[int, ...]) -> None:
+        self.kernel = device.programs.kernel(step.kernel)
+        self.global_size, self.local_size = step.global_size, step.local_size
+        constants: list[Any] = []
+        places: dict[str, int] = {}
+        for i, (arg, letter) in enumerate(zip(step.args, step.kernel.signature, strict=True)):
+            if isinstance(arg, int):
+                constants += i, INTEGERS[letter].pack(arg)
+            elif isinstance(arg, bytes):
+                constants += (i, arg) if i else ()
+            elif arg in {"a", "b", "c"} and i > LAST_OPERAND:
+                places[f"{arg} again"] = i
+            else:
+                places[arg] = i
+        self._constants = tuple(constants)
+        self._alpha, self._beta, self._a, self._b, self._c = (places[x] for x in SLOTS[:5])
+        self._cell = places.get("cell", 0)
+        self._more = tuple(
+            (i, SLOTS.index(name.split()[0]))
+            for name, i in places.items()
+            if name not in SLOTS[:5] and name != "cell"
+        )
+        first = step.args[0]
+        assert isinstance(first, bytes)  # noqa: S101 - GEMM_SIGNATURE begins with the problem
+        # The plan was made for offsets of the same alignment; a call brings its own.
+        self._fields = list(GEMM_STRUCT.unpack(first))
+        for place, offset in zip(OFFSETS, origin, strict=True):
+            self._fields[place] -= offset
+        self._offsets: tuple[int, int, int] | None = None
+        self._problem = b""
+        self._bound = UNBOUND
+        """Problem, alpha and beta as they are set, if this step was the last to use the kernel."""
+
+    def bind(
+        self, alpha: bytes, beta: bytes, values: Values, more: Memory, cell: int | None
+    ) -> None:
+        """Set the arguments; hold the device's lock from here until the launch."""
+        kernel, offsets = self.kernel, values[5]
+        if offsets != self._offsets:
+            fields = self._fields.copy()
+            for place, offset in zip(OFFSETS, offsets, strict=True):
+                fields[place] += offset
+            self._problem, self._offsets = GEMM_STRUCT.pack(*fields), offsets
+        if kernel.owner is not self:
+            kernel.owner = None  # in case Ctrl-C comes between
+            kernel.set_numbers(self._constants)
+            self._bound = UNBOUND
+            kernel.owner = self
+        if self._cell:
+            kernel.set_numbers((self._cell, INT.pack(cell or 0)))
+        bound = self._problem, alpha, beta
+        if bound != self._bound:
+            self._bound = UNBOUND
+            kernel.set_numbers((0, self._problem, self._alpha, alpha, self._beta, beta))
+            self._bound = bound
+        memory: tuple[Any, ...] = (self._a, values[2], self._b, values[3], self._c, values[4])
+        for i, slot in self._more:
+            memory += i, values[slot] if slot < LAST_OPERAND else more[slot - LAST_OPERAND]
+        kernel.set_memory(memory)
 
 
-_Launch = tuple["cl.Kernel", tuple[int, ...], tuple[int, ...], list[Any], list[tuple[int, int]]]
-
-
-class Ready:
+class KernelRunner:
     """A plan whose kernels are built and whose arguments wait for their values.
 
     Parameters
     ----------
-    session : Session
+    device : Device
         Where it will run.
+    problem : Gemm
+        What the plan computes.
     plan : Plan
         What will run.
+    config : Config, optional
+        What the plan was made with, for people.
     long : bool
         Whether it may run for so long that Ctrl-C must end it.
     """
 
-    def __init__(self, session: Session, plan: Plan, *, long: bool = False) -> None:
-        self._session = session
+    def __init__(
+        self, device: Device, problem: Gemm, plan: Plan, *, config: Config | None = None,
+        long: bool = False,
+    ) -> None:  # fmt: skip
+        self._device = device
+        self._config = config
         self._long = long
         self._enqueue = opencl.load().enqueue_nd_range_kernel
+        precision = PRECISIONS[problem.precision]
+        self._is_complex = precision.is_complex
+        self._pack = struct.Struct(precision.struct_format).pack
+        self._packed: tuple[complex, complex, tuple[bytes, bytes]] = (
+            math.nan,
+            math.nan,
+            (b"", b""),
+        )
         self.scratch_bytes = plan.scratch_bytes
         """Scratch memory that it needs."""
         self._counts = plan.counts
-        self._launches: list[_Launch] = [
-            (
-                session.programs.kernel(step.kernel),
-                step.global_size,
-                step.local_size,
-                list(step.args),
-                [(i, SLOTS.index(x)) for i, x in enumerate(step.args) if isinstance(x, str)],
-            )
-            for step in plan.steps
-        ]
+        origin = problem.offset_a, problem.offset_b, problem.offset_c
+        self._launches = [_Launch(device, step, origin) for step in plan.steps]
 
-    def enqueue(
-        self,
-        values: Values,
-        queue: cl.CommandQueue,
-        wait_for: list[cl.Event],
-        workspace: QueueWorkspace | None = None,
-    ) -> cl.Event:
-        """Launch every step on a queue of the caller's and wait for none.
+    def work(self) -> Work:
+        """Say what a call does, for people."""
+        return Work(str(self._config) if self._config else "")
+
+    def run(self, call: Call, stop: Stop | None = None) -> None:
+        """Compute where the operands lie, and wait; see `Runner.run`."""
+        device, share = self._device, host_memory.share
+        a, b, c = share(device, call.a), share(device, call.b), share(device, call.c)
+        self.execute((call.alpha, call.beta, a, b, c, NO_OFFSETS), stop)
+
+    def _factors(self, values: Values) -> tuple[bytes, bytes]:
+        """Return alpha and beta as the kernels take them."""
+        alpha, beta, known = values[0], values[1], self._packed
+        if alpha == known[0] and beta == known[1]:
+            return known[2]
+        if self._is_complex:
+            packed = self._pack(alpha.real, alpha.imag), self._pack(beta.real, beta.imag)
+        else:
+            packed = self._pack(alpha.real), self._pack(beta.real)
+        self._packed = alpha, beta, packed
+        return packed
+
+    def enqueue(self, values: Values, state: QueueState, wait_for: list[cl.Event]) -> cl.Event:
+        """Launch every step on a queue, and wait for none.
 
         Parameters
         ----------
-        values : tuple
-            What `slots` gave, of Buffers.
-        queue : cl.CommandQueue
-            In the session's context.
+        values : Values
+            Of Buffers.
+        state : QueueState
+            The queue, in the device's context, and what calls on it share.
         wait_for : list of cl.Event
             What must have ended before the first step.
-        workspace : QueueWorkspace, optional
-            By default what calls on the queue share.
 
         Returns
         -------
         cl.Event
             The last step's.
         """
-        session = self._session
-        with interrupt.in_use(session), session.lock:
-            shared = workspace or session.workspace_of(queue)
-            waits = [*wait_for, *shared.last]
-            scratch = shared.scratch(self.scratch_bytes) if self.scratch_bytes else None
-            counters = None
-            if self._counts:
-                counters, waits = shared.counters(queue, waits)
-            bound = (*values, scratch, counters, 0)
-            for kernel, global_size, local_size, constants, named in self._launches:
-                args = constants.copy()
-                for i, slot in named:
-                    args[i] = bound[slot]
-                kernel.set_args(*args)
-                event = self._enqueue(queue, kernel, global_size, local_size, None, waits)
-                waits = [event]
-            shared.last = waits
-        return waits[0]
+        alpha, beta = self._factors(values)
+        device, enqueue, queue = self._device, self._enqueue, state.queue
+        device.running.append(None)
+        try:
+            if device.ending:
+                interrupt.end_thread()
+            with device.lock:
+                waits, more = state.begin(wait_for, self.scratch_bytes, counts=self._counts)
+                for launch in self._launches:
+                    launch.bind(alpha, beta, values, more, 0)
+                    event: cl.Event = enqueue(
+                        queue, launch.kernel.handle, launch.global_size, launch.local_size,
+                        None, waits, False, False,
+                    )  # fmt: skip
+                    waits = None if state.in_order else [event]
+                state.last = event
+        finally:
+            device.running.pop()
+        return event
 
-    def run(
-        self, values: Values, stop: interrupt.Stop | None = None, *, poisoned: bool = False
-    ) -> None:
-        """Launch every step and wait for the last one; the GIL is released meanwhile.
+    def execute(
+        self, values: Values, stop: Stop | None = None, *, poisoned: bool = False,
+        events: list[cl.Event] | None = None,
+    ) -> None:  # fmt: skip
+        """Launch every step on the device's own queue and wait; the GIL is released meanwhile.
 
         Parameters
         ----------
-        values : tuple
-            What `slots` gave.  The caller keeps the memory alive: OpenCL does not.
+        values : Values
+            What the kernels work on.
         stop : Stop, optional
             Set if the result, void then, is not wanted any more.
         poisoned : bool
             Fill the scratch memory with NaN before.
+        events : list, optional
+            Gets the event of each launch.
         """
-        session, workspace = self._session, self._session.workspace
-        session.running.append(None)
-        scratch = None
+        device = self._device
+        device.running.append(None)
         try:
-            if session.ending:
+            if device.ending:
                 interrupt.end_thread()
-            if self.scratch_bytes:  # this call's alone until its last launch has ended
-                scratch = workspace.lease(self.scratch_bytes)
-            with session.lock:
-                if poisoned and scratch is not None:
-                    workspace.poison(session.queue, scratch)
-                counters, cell = workspace.counter() if self._counts else (None, 0)
-                bound = (*values, scratch, counters, cell)
-                for kernel, global_size, local_size, constants, named in self._launches:
-                    args = constants.copy()  # what is kept must not keep the caller's memory alive
-                    for i, slot in named:
-                        args[i] = bound[slot]
-                    kernel.set_args(*args)
-                    event = self._enqueue(session.queue, kernel, global_size, local_size)
-            self._wait(event, partial(workspace.cancel, cell), values, stop)
-            if scratch is not None:  # after an error nobody knows whether it is still in use
-                workspace.release(scratch)
-            if session.ending:  # and what was computed may be void
+            # This call's alone until its last launch has ended.
+            scratch = device.scratch.lease(self.scratch_bytes) if self.scratch_bytes else None
+            self._execute(values, scratch, stop, poisoned, events)
+            device.scratch.release(scratch)  # not if Ctrl-C ended the wait for that end
+            if device.ending:  # and what was computed may be void
                 interrupt.end_thread()
         finally:
-            session.running.pop()
+            device.running.pop()
 
-    def _wait(
-        self, event: cl.Event, cancel: Callable[[], None], values: Values,
-        stop: interrupt.Stop | None,
+    def _execute(
+        self, values: Values, scratch: Any, stop: Stop | None, poisoned: bool,
+        events: list[cl.Event] | None,
     ) -> None:  # fmt: skip
+        device, pool, cell = self._device, self._device.scratch, None
+        alpha, beta = self._factors(values)
+        try:
+            with device.lock:
+                if poisoned and scratch is not None:
+                    pool.poison(device.queue, scratch)
+                counters, cell = pool.counter() if self._counts else (None, 0)
+                more = (scratch, counters)
+                for launch in self._launches:
+                    launch.bind(alpha, beta, values, more, cell)
+                    event: cl.Event = self._enqueue(
+                        device.queue, launch.kernel.handle, launch.global_size, launch.local_size,
+                        None, None, False, False,
+                    )  # fmt: skip
+                    if events is not None:
+                        events.append(event)
+            self._wait(event, cell, values, stop)
+        except BaseException:
+            # Launches may still write what the caller is about to free.
+            pool.cancel(cell if self._counts else None)
+            interrupt.drain(device.queue, (values, scratch))
+            raise
+
+    def _wait(self, event: cl.Event, cell: int, values: Values, stop: Stop | None) -> None:
         """Wait for the last launch, which ends early where it can if it is cancelled."""
         if stop is not None:
-            with stop.cancels(cancel):
+            with stop.cancels(partial(self._device.scratch.cancel, cell)):
                 event.wait()
-        elif (self._long or len(self._session.running) > 1) and interrupt.is_heard():
-            interrupt.wait(event, cancel, values)
+        elif (self._long or len(self._device.running) > 1) and interrupt.is_heard():
+            interrupt.wait(event, partial(self._device.scratch.cancel, cell), values)
         else:
             event.wait()

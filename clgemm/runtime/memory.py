@@ -10,7 +10,7 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
@@ -55,7 +55,9 @@ class DeviceMemory:
         """The most that both were together."""
 
     @contextmanager
-    def lease(self, sizes: Sequence[int], limit: int) -> Iterator[list[cl.Buffer]]:
+    def lease(
+        self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]
+    ) -> Iterator[list[cl.Buffer]]:
         """Give buffers of at least these sizes, and take them back.
 
         Waits while other calls use so much that the limit would be passed.  A call gets all of its
@@ -67,6 +69,9 @@ class DeviceMemory:
             Bytes of each buffer; together at most `limit`.
         limit : int
             Bytes that may be in use and idle together.
+        is_idle : callable
+            Tells at the end whether no command can use the buffers any more.  If it cannot be said,
+            they are left to the driver, which releases them after its last command.
 
         Raises
         ------
@@ -86,7 +91,11 @@ class DeviceMemory:
             yield taken
         finally:
             with self._changed:
-                self._put_back(taken, limit)
+                if is_idle():
+                    self._put_back(taken, limit)
+                else:
+                    self.used -= sum(buffer.size for buffer in taken)
+                    self._changed.notify_all()
 
     def _take(self, size: int, limit: int) -> cl.Buffer:
         buffer = next((x for x in self._idle if x.size == size), None)

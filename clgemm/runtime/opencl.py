@@ -2,33 +2,39 @@
 
 pyopencl keeps caches of compiled programs and of generated argument code in the user's cache
 directory, and fails where that directory is read-only, full or no directory at all.  clgemm needs
-neither, so they are off while it imports pyopencl.  If the program imported pyopencl first, its
-setting stands, and `disable_caches` is there for the moment when they turn out to be unusable.
+neither, so they are off while it imports pyopencl, and it goes past them if the program imported
+pyopencl first: programs are built without a cache, and arguments set without generated code.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 __all__ = [
+    "argument_setters",
     "arrays",
     "build",
     "cl",
-    "disable_caches",
     "error_name",
     "from_binary",
     "load",
     "make_kernel",
+    "new_array",
     "to_binary",
+    "tools",
 ]
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyopencl as cl
 else:
 
@@ -55,15 +61,19 @@ def load() -> Any:
             os.environ.pop(_NO_CACHE, None)  # another thread may have been faster
 
 
-def disable_caches() -> None:
-    """Turn pyopencl's caches off after it was imported with them on."""
-    load()._PYOPENCL_NO_CACHE = True  # noqa: SLF001 - pyopencl offers no public way after import
+def tools() -> Any:
+    """Return the module pyopencl.tools."""
+    load()
+    return importlib.import_module("pyopencl.tools")
 
 
 def arrays() -> Any:
     """Return the module pyopencl.array."""
-    load()
-    return importlib.import_module("pyopencl.array")
+    module = sys.modules.get("pyopencl.array")
+    if module is None:
+        load()
+        module = importlib.import_module("pyopencl.array")
+    return module
 
 
 def build(context: cl.Context, text: str) -> cl.Program:
@@ -101,21 +111,61 @@ def error_name(error: cl.Error) -> str:
     return str(status.to_string(error.code, "code %d"))
 
 
-def make_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
-    """Create a kernel object whose scalar arguments have the given types (None: a pointer).
+def make_kernel(program: cl.Program, name: str) -> cl.Kernel:
+    """Create a kernel object."""
+    return cl.Kernel(program, name)
 
-    Making the first one imports `pyopencl.invoker`, which opens a cache; see the module's text.
+
+def argument_setters(kernel: Any) -> tuple[Callable[[Any], object], Callable[[Any], object]]:
+    """Return what sets arguments given as bytes, and what sets memory.
+
+    Both take a tuple of places and values in turn.  What pyopencl's own generated code calls takes
+    a tenth of a microsecond an argument; the public `set_arg` 5 to 8 for bytes.
     """
-    try:
-        return _typed_kernel(program, name, dtypes)
-    except cl.Error:
-        raise
-    except Exception:  # noqa: BLE001 - a cache fails with OSError, KeyError, sqlite3's errors ...
-        disable_caches()
-        return _typed_kernel(program, name, dtypes)
+    numbers = getattr(kernel, "_set_arg_buf_multi", None)
+    memory = getattr(kernel, "_set_arg_multi", None)
+    if numbers is not None and memory is not None:
+        return numbers, memory
+
+    def set_each(arguments: tuple[Any, ...]) -> None:
+        for place, value in zip(arguments[::2], arguments[1::2], strict=True):
+            kernel.set_arg(place, value)
+
+    return set_each, set_each
 
 
-def _typed_kernel(program: cl.Program, name: str, dtypes: list[Any]) -> cl.Kernel:
-    kernel = cl.Kernel(program, name)
-    kernel.set_scalar_arg_dtypes(dtypes)
-    return kernel
+def new_array(
+    queue: cl.CommandQueue, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any,
+    size: int, allocator: Any,
+) -> Any:  # fmt: skip
+    """Make a pyopencl Array whose elements are not set.
+
+    The constructor works out, at 10 microseconds, what is known here; pyopencl's own operations
+    go round that in the same way.
+
+    Parameters
+    ----------
+    queue : cl.CommandQueue
+        The Array's.
+    shape, strides : tuple of int
+        In elements and in bytes.
+    dtype : numpy.dtype
+        Of an element.
+    size : int
+        Elements.
+    allocator : callable or None
+        Gives its memory; None for the driver.
+    """
+    kind = arrays().Array
+    if not _has_fast_constructor(kind):
+        return kind(queue, shape, dtype, allocator=allocator, strides=strides)
+    return kind(
+        None, shape, dtype, "C", allocator, None, 0, strides, None, None, _fast=True, _size=size,
+        _context=queue.context, _queue=queue,
+    )  # fmt: skip
+
+
+@functools.cache
+def _has_fast_constructor(kind: Any) -> bool:
+    known = inspect.signature(kind.__init__).parameters
+    return {"_fast", "_size", "_context", "_queue"} <= set(known)

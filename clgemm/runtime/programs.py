@@ -1,4 +1,4 @@
-"""From a KernelSpec to a kernel object, built once a session."""
+"""From a KernelSpec to a kernel object, built once a device."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from clgemm.errors import BuildError
 from clgemm.kernels import ptx, source
-from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
@@ -28,6 +25,16 @@ log = logging.getLogger(__name__)
 
 LOG_LINES = 20
 MOST_BUILDS = 8  # at a time
+
+
+class BoundKernel:
+    """A kernel's object, of which whoever holds the device's lock sets the arguments."""
+
+    def __init__(self, program: cl.Program, name: str) -> None:
+        self.handle = opencl.make_kernel(program, name)
+        self.owner: object = None
+        """Whose constants are set."""
+        self.set_numbers, self.set_memory = opencl.argument_setters(self.handle)
 
 
 class Programs:
@@ -50,9 +57,9 @@ class Programs:
         self._traits = traits
         self._binaries = binaries
         self._programs: dict[KernelSpec, cl.Program] = {}
-        self._kernels: dict[KernelSpec, cl.Kernel] = {}
+        self._kernels: dict[KernelSpec, BoundKernel] = {}
 
-    def kernel(self, spec: KernelSpec) -> cl.Kernel:
+    def kernel(self, spec: KernelSpec) -> BoundKernel:
         """Return the kernel for a spec, building it at the first call.
 
         Raises
@@ -62,16 +69,15 @@ class Programs:
         """
         kernel = self._kernels.get(spec)
         if kernel is None:
-            kernel = self._kernels[spec] = self.another_kernel(spec)
+            kernel = self._kernels[spec] = self._build(spec)
         return kernel
 
-    def another_kernel(self, spec: KernelSpec) -> cl.Kernel:
-        """Return a kernel object that nobody else sets arguments of."""
+    def _build(self, spec: KernelSpec) -> BoundKernel:
         start = time.perf_counter()
         try:
             if spec not in self._programs:
                 self._programs[spec] = self._program(spec)
-            kernel = opencl.make_kernel(self._programs[spec], spec.name, argument_types(spec))
+            kernel = BoundKernel(self._programs[spec], spec.name)
         except (cl.Error, RuntimeError, ptx.PtxError) as error:
             lines = str(error).strip().splitlines()
             raise BuildError(
@@ -156,16 +162,3 @@ def compiled(
 def _key(text: str, target: str) -> str:
     """Name a program on disk."""
     return f"// target {target}\n{text}" if target else text
-
-
-def argument_types(spec: KernelSpec) -> list[Any]:
-    """Give the NumPy type of each argument, None for pointers."""
-    defines = dict(spec.defines)
-    element = next(
-        p.dtype
-        for p in PRECISIONS.values()
-        if p.is_complex == bool(defines.get("IS_COMPLEX"))
-        and (p.real == "double") == bool(defines.get("IS_DOUBLE"))
-    )
-    letters = {"i": np.int32, "l": np.int64, "s": np.void, "e": element, "p": None}
-    return [letters[letter] for letter in spec.signature]

@@ -19,7 +19,7 @@ MOST_IDLE = 4  # pieces of scratch that are kept for as many threads
 COUNTERS = 1024  # launches until a counter comes round again
 
 
-class Workspace:
+class ScratchPool:
     """The scratch memory and the counters of one context.
 
     On devices that follow host pointers both are host memory: arguments of one kind are set faster
@@ -49,24 +49,36 @@ class Workspace:
         It is the caller's alone until it is given back by `release`, once the last command that
         uses it has ended.  What is not given back, since that cannot be proved, is not used again.
         """
+        try:
+            last = self._idle.pop()  # nearly always the one that the call before used
+        except IndexError:
+            last = None
+        return last if last is not None and last.size >= nbytes else self._another(nbytes)
+
+    def _another(self, nbytes: int) -> Any:
+        """Return the smallest idle one that is large enough, or make one."""
         with self._lock:
             fitting = [x for x in self._idle if x.size >= nbytes]
             if fitting:
                 chosen = min(fitting, key=lambda x: x.size)
                 self._idle.remove(chosen)
                 return chosen
-            if self._idle:
-                self._idle.pop(0)  # a larger one takes its place
         if self._system_svm:
             return self._cl.SVM(_pages(nbytes))
         return self._cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
 
     def release(self, scratch: Any) -> None:
-        """Take back what was leased; no command uses it any more."""
-        with self._lock:
+        """Take back what was leased, if anything was; no command uses it any more."""
+        if scratch is not None:
             self._idle.append(scratch)
             if len(self._idle) > MOST_IDLE:
-                self._idle.pop(0)
+                with self._lock:
+                    del self._idle[:-MOST_IDLE]
+
+    def trim(self) -> None:
+        """Give back what nobody uses."""
+        with self._lock:
+            self._idle.clear()
 
     def poison(self, queue: cl.CommandQueue, scratch: Any) -> None:
         """Fill leased scratch with NaN: a kernel that reads what it did not write is found out."""
@@ -106,41 +118,3 @@ def _pages(nbytes: int) -> NDArray[np.uint8]:
     memory = np.empty((nbytes // PAGE + 2) * PAGE, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + (nbytes // PAGE + 1) * PAGE]
-
-
-class QueueWorkspace:
-    """What calls on one queue of the caller share; nothing here waits.
-
-    Calls follow each other even where the queue is out of order, since they share scratch memory.
-
-    Parameters
-    ----------
-    context : cl.Context
-        The queue's.
-    scratch : cl.Buffer, optional
-        Scratch memory to begin with.
-    """
-
-    def __init__(self, context: cl.Context, scratch: cl.Buffer | None = None) -> None:
-        self._context = context
-        self._scratch = scratch
-        self._counters: cl.Buffer | None = None
-        self.last: list[cl.Event] = []
-        """The last launch of the last call."""
-
-    def scratch(self, nbytes: int) -> cl.Buffer:
-        """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
-        if self._scratch is None or self._scratch.size < nbytes:
-            self._scratch = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
-        return self._scratch
-
-    def counters(
-        self, queue: cl.CommandQueue, wait_for: list[cl.Event]
-    ) -> tuple[cl.Buffer, list[cl.Event]]:
-        """Return counters that will be zero, and what to wait for until they are."""
-        nbytes = CELL_STEP * 4
-        if self._counters is None:
-            self._counters = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
-        zero = np.zeros(1, np.uint32)
-        event = cl.enqueue_fill_buffer(queue, self._counters, zero, 0, nbytes, wait_for=wait_for)
-        return self._counters, [event]

@@ -26,7 +26,7 @@ from clgemm.streaming.transfers import is_over
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from clgemm.streaming.copy_threads import Copiers
+    from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.transfers import Move, Part
 
 PAUSE = 50e-6  # seconds until the device is looked at again
@@ -37,14 +37,14 @@ class Traffic:
 
     Parameters
     ----------
-    copiers : Copiers
+    threads : CopyThreads
         Threads and staging.
     up, down : cl.CommandQueue
         To the device and back.
     """
 
-    def __init__(self, copiers: Copiers, up: cl.CommandQueue, down: cl.CommandQueue) -> None:
-        self._copiers = copiers
+    def __init__(self, threads: CopyThreads, up: cl.CommandQueue, down: cl.CommandQueue) -> None:
+        self._threads = threads
         self._up = up
         self._down = down
         self._inbox: SimpleQueue[tuple[Piece, Move, Part, BaseException | None]] = SimpleQueue()
@@ -68,7 +68,7 @@ class Traffic:
                 pages.take(address, nbytes)
 
         for chunk in pages.chunks(x):
-            self._copiers.post_later(partial(job, *chunk))
+            self._threads.post_later(partial(job, *chunk))
 
     def turn(self, awaited: cl.Event | None = None, *, patient: bool = True) -> None:
         """Do all that can be done now, and if that is nothing, wait until something may be.
@@ -114,7 +114,7 @@ class Traffic:
 
     def _take(self) -> Piece | None:
         """Return a piece, or None while there is none and others are on their way."""
-        piece = self._copiers.staging.take(self._up)
+        piece = self._threads.staging.take(self._up)
         if piece is None:
             return None if self._held else self._take_any()
         self._held[id(piece)] = piece
@@ -122,13 +122,13 @@ class Traffic:
 
     def _take_any(self) -> Piece:
         """Return a piece that is not pinned rather than none at all."""
-        piece = self._copiers.staging.take(self._up) or plain_piece()
+        piece = self._threads.staging.take(self._up) or plain_piece()
         self._held[id(piece)] = piece
         return piece
 
     def _give(self, piece: Piece) -> None:
         del self._held[id(piece)]
-        self._copiers.staging.give(piece)
+        self._threads.staging.give(piece)
 
     def _post(self, piece: Piece, move: Move, part: Part) -> None:
         """Have a thread copy a part into its piece, or out of it."""
@@ -139,7 +139,7 @@ class Traffic:
             self._inbox.put((piece, move, part, error))
 
         self._copying += 1
-        self._copiers.post(Copy(into, source, self._is_wanted, done), first=move.home)
+        self._threads.post(Copy(into, source, self._is_wanted, done), first=move.home)
 
     def _is_wanted(self) -> bool:
         return not self._abandoned
@@ -222,11 +222,11 @@ class Traffic:
         """Forget the parts that nobody has begun to send."""
         self._to_send.clear()
 
-    def close(self) -> None:
-        """Give back what is held; nothing is under way any more."""
+    def close(self, *, is_idle: bool) -> None:
+        """Give back what is held, or leave it alone if it may be in use for all we know."""
         self._abandoned = True
         for piece in self._held.values():
-            self._copiers.staging.give(piece)
+            (self._threads.staging.give if is_idle else self._threads.staging.lose)(piece)
         self._held.clear()
 
     def abandon(self, *queues: cl.CommandQueue) -> None:

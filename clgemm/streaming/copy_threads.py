@@ -2,18 +2,19 @@
 
 A device reads and writes pinned memory at the full rate of the bus, in both directions at a time,
 and other memory at a fraction of it; one thread copies at a fraction of that rate too.  The threads
-do nothing else: see traffic.py.
+do nothing else: see copies.py.
 
 Threads, pinned memory and idle device memory are given back after some seconds without a call.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clgemm.runtime.memory import DeviceMemory
+    from clgemm.runtime.device import Device
+
+log = logging.getLogger(__name__)
 
 THREADS = 14
 PIECES = 2
@@ -46,23 +49,19 @@ class Copy(NamedTuple):
     """Called when it is done, left out or failed, from the thread."""
 
 
-class Copiers:
-    """The threads, queues and pinned memory of one context.
+class CopyThreads:
+    """The threads, queues and pinned memory of one device.
 
     Parameters
     ----------
-    context : cl.Context
-        Of one device.
-    memory : DeviceMemory
-        Trimmed when no call has come for a while.
-    running : list
-        Gets an entry while the device is in use: see `Session.running`.
+    device : Device
+        Its memory is trimmed when no call has come for a while.
     """
 
-    def __init__(self, context: cl.Context, memory: DeviceMemory, running: list[None]) -> None:
-        self._context = context
-        self._memory = memory
-        self._running = running
+    def __init__(self, device: Device) -> None:
+        self._context = device.context
+        self._memory = device.memory
+        self._running = device.running
         self._lock = threading.Lock()
         cores = _cores()
         self._most = max(1, min(THREADS, cores - cores // 8))
@@ -73,7 +72,7 @@ class Copiers:
         self._calls = 0
         self._timer = IdleTimer(IDLE_SECONDS, self.rest)
         self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
-        self.staging = Staging(context, PIECES * self._most)
+        self.staging = Staging(device.context, PIECES * self._most)
 
     @contextmanager
     def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
@@ -103,31 +102,43 @@ class Copiers:
         self._summon()
 
     def _summon(self) -> None:
+        """Have a thread do one more thing, or do it here if there is none and none starts."""
         if self._threads < self._most:
-            self._hire()
+            self._start_thread()
         self._tokens.put(True)
+        if not self._threads:
+            with suppress(Empty):
+                if self._tokens.get_nowait():
+                    self._do_one()
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._work, name="clgemm copy", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit of the system, or the interpreter ends
+            log.info("no thread for copies could be started: %s", error)
+            return
         with self._lock:
             self._threads += 1
-        threading.Thread(target=self._work, name="clgemm copier", daemon=True).start()
 
     def _work(self) -> None:
         while self._tokens.get():
-            try:
-                into, source, is_wanted, done = self._waiting.popleft()
-            except IndexError:  # there is a token for each copy and each job
-                self._later.popleft()()
-                continue
-            error = None
-            try:
-                if is_wanted():
-                    np.copyto(into, source)
-            except BaseException as caught:  # noqa: BLE001 - the call's own thread raises it
-                error = caught
-            done(error)
-            # A thread that waits keeps nobody's arrays alive.
-            del into, source, is_wanted, done, error
+            self._do_one()
+
+    def _do_one(self) -> None:
+        """Make a copy, or do what waits for there being none; a thread keeps no arrays alive."""
+        try:
+            into, source, is_wanted, done = self._waiting.popleft()
+        except IndexError:  # there is a token for each copy and each job
+            self._later.popleft()()
+            return
+        error = None
+        try:
+            if is_wanted():
+                np.copyto(into, source)
+        except BaseException as caught:  # noqa: BLE001 - the call's own thread raises it
+            error = caught
+        done(error)
 
     def rest(self) -> None:
         """Give back threads, pinned memory and idle device memory, unless a call copies."""

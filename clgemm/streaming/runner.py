@@ -7,20 +7,23 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.host import blas as host_blas
-from clgemm.problem import Operand
+from clgemm.problem import PRECISIONS
 from clgemm.runtime.memory import is_short_of_memory
+from clgemm.runtime.runner import Work
 from clgemm.streaming import planning
 from clgemm.streaming.copies import Traffic
-from clgemm.streaming.stream import Flow
+from clgemm.streaming.schedule import OPERANDS
+from clgemm.streaming.stream import Flow, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
-    from clgemm.runtime.kernel_runner import Ready
+    from clgemm.problem import Call, Gemm
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.interrupt import Stop
+    from clgemm.runtime.kernel_runner import KernelRunner
+    from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.schedule import Schedule, Tile
-    from clgemm.streaming.stream import Arrays
 
 log = logging.getLogger(__name__)
 
@@ -38,21 +41,21 @@ class Short(Exception):  # noqa: N818 - an outcome, handled where the call began
         """Bytes that there were not."""
 
 
-def room_of(session: Session) -> int:
+def room_of(device: Device) -> int:
     """Return how many bytes of device memory a call may use."""
-    traits = session.traits
+    traits = device.traits
     share = SHARE_OF_HOST if traits.unified_memory else SHARE_OF_OWN
     wanted = settings.device_memory_bytes()
     room = int(traits.global_memory * share)
     return room if wanted is None else min(wanted, traits.global_memory)
 
 
-def must_copy(session: Session, problem: Gemm) -> bool:
+def must_copy(device: Device, problem: Gemm) -> bool:
     """Tell whether the device cannot work on a problem's operands where they lie.
 
     Asked once for a kind of call; how much memory it may take is read at each call.
     """
-    traits, wanted = session.traits, settings.device_memory_bytes()
+    traits, wanted = device.traits, settings.device_memory_bytes()
     if not traits.unified_memory:
         return True
     if problem.largest_bytes > traits.max_allocation and not traits.system_svm:
@@ -60,76 +63,93 @@ def must_copy(session: Session, problem: Gemm) -> bool:
     return wanted is not None and problem.operand_bytes > wanted
 
 
-class Pipeline:
-    """How calls of one kind run with copies.
+class StreamingRunner:
+    """Computes calls of one kind with copies.
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
+    threads : CopyThreads
+        What copies to and from it.
     problem : Gemm
         What is computed; how the operands lie decides the order in which elements are copied.
     build : callable
-        Makes the plan of a product ready.
+        Makes what computes a product on the device.
     """
 
     def __init__(
-        self, session: Session, problem: Gemm, build: Callable[[Session, Gemm], Ready]
-    ) -> None:
-        self._session = session
+        self, device: Device, threads: CopyThreads, problem: Gemm,
+        build: Callable[[Gemm], KernelRunner],
+    ) -> None:  # fmt: skip
+        self._device = device
+        self._threads = threads
         self._problem = problem
         self._build = build
-        self._ready: dict[Gemm, Ready] = {}
+        self._runners: dict[Gemm, KernelRunner] = {}
         self._schedules: dict[tuple[Gemm, int], Schedule | None] = {}
 
-    def run(self, arrays: Arrays) -> None:
-        """Compute; C is written where it lies, and read only if beta is not 0."""
-        self._run(self._problem, arrays, room_of(self._session), HALVINGS)
+    def run(self, call: Call, stop: Stop | None = None) -> None:
+        """Compute and wait; see `Runner.run`."""
+        self._run(self._problem, call, stop, room_of(self._device), HALVINGS)
 
-    def ready(self, problem: Gemm) -> Ready:
-        """Return the plan of one step, built by the first call."""
-        ready = self._ready.get(problem)
-        if ready is None:
-            ready = self._ready[problem] = self._build(self._session, problem)
-        return ready
+    def work(self) -> Work:
+        """Say what a call does."""
+        schedule = self.schedule(self._problem, room_of(self._device))
+        if schedule is None:
+            return Work(why_host="the device's memory is too small")
+        itemsize = PRECISIONS[self._problem.precision].itemsize
+        moved = {x: schedule.visits[x] * schedule.sizes[x] * itemsize for x in OPERANDS}
+        return Work(
+            self._runner(schedule.gemms[0]).work().config,
+            moved["a"] + moved["b"] + moved["c"] * self._problem.reads_c,
+            moved["c"],
+            len(schedule.steps),
+        )
+
+    def _runner(self, problem: Gemm) -> KernelRunner:
+        """Return what computes one step, built by the first call."""
+        runner = self._runners.get(problem)
+        if runner is None:
+            runner = self._runners[problem] = self._build(problem)
+        return runner
 
     def schedule(self, problem: Gemm, room: int) -> Schedule | None:
         """Return how a problem is cut, decided by the first call."""
         key = problem, room
         if key not in self._schedules:
-            largest = min(room, self._session.traits.max_allocation)
+            largest = min(room, self._device.traits.max_allocation)
             schedule = planning.plan(
-                problem, room, largest, lambda gemm: self.ready(gemm).scratch_bytes
+                problem, room, largest, lambda gemm: self._runner(gemm).scratch_bytes
             )
             self._schedules[key] = schedule
             log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.cut)
         return self._schedules[key]
 
-    def _run(self, problem: Gemm, arrays: Arrays, room: int, halvings: int) -> None:
+    def _run(self, problem: Gemm, call: Call, stop: Stop | None, room: int, halvings: int) -> None:
         schedule = self.schedule(problem, room) if halvings else None
         if schedule is None:
-            a, b = Operand(arrays.a, problem.conj_a), Operand(arrays.b, problem.conj_b)
-            host_blas.gemm(problem.precision, arrays.alpha, a, b, arrays.beta, arrays.c)
+            host_blas.gemm(call)
             return
         try:
-            self._execute(schedule, arrays, room)
+            self._execute(schedule, call, stop, room)
         except Short as short:
             # Half of what was asked for, since the same would be asked for in half the room.
             room = min(room, short.needed) // 2
             missing = short.missing
-            log.info("%s is short of memory: trying with %d bytes", self._session, room)
+            log.info("%s is short of memory: trying with %d bytes", self._device, room)
         else:
             return
         if missing == schedule.results:
-            self._run(problem, arrays, room, halvings - 1)
+            self._run(problem, call, stop, room, halvings - 1)
             return
         for tile in missing:
             part = problem._replace(
                 m=tile.rows.size, n=tile.columns.size, batch=tile.batch.size,
             )  # fmt: skip
-            self._run(part, arrays.part(tile), room, halvings - 1)
+            self._run(part, part_of(call, tile), stop, room, halvings - 1)
 
-    def _execute(self, schedule: Schedule, arrays: Arrays, room: int) -> None:
+    def _execute(self, schedule: Schedule, call: Call, stop: Stop | None, room: int) -> None:
         """Run a schedule.
 
         Raises
@@ -137,19 +157,22 @@ class Pipeline:
         Short
             If the device's memory was not enough; tiles of C are whole, or as they were.
         """
-        session = self._session
-        steps = {gemm: self.ready(gemm) for gemm in schedule.gemms}
-        scratch = max(ready.scratch_bytes for ready in steps.values())
+        device, threads = self._device, self._threads
+        steps = {gemm: self._runner(gemm) for gemm in schedule.gemms}
+        scratch = max(runner.scratch_bytes for runner in steps.values())
         sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
         flow: Flow | None = None
         try:
-            with session.memory.lease(sizes, room) as buffers, session.copiers.in_use() as queues:
-                traffic = Traffic(session.copiers, *queues)
-                flow = Flow(session, schedule, steps, arrays, buffers, traffic)
+            with (
+                device.memory.lease(sizes, room, lambda: flow is None or flow.is_idle) as buffers,
+                threads.in_use() as queues,
+            ):
+                traffic = Traffic(threads, *queues)
+                flow = Flow(device, schedule, steps, call, buffers, traffic, stop)
                 flow.run()
-        except session.cl.Error as error:
+        except device.cl.Error as error:
             if not is_short_of_memory(error) or (flow and flow.is_torn()):
                 raise
-            session.memory.trim()
+            device.memory.trim()
             missing = flow.missing() if flow else schedule.results
             raise Short(missing, sum(sizes), error) from error

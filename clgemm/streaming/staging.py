@@ -46,6 +46,7 @@ class Staging:
         self._most = most
         self._lock = threading.Lock()
         self._spare: deque[Piece] = deque()
+        self._lost: list[Piece] = []
         self.count = 0
         """How many pinned pieces there are."""
 
@@ -74,6 +75,13 @@ class Staging:
         """Take a piece back."""
         if piece.buffer is not None:
             self._spare.append(piece)
+
+    def lose(self, piece: Piece) -> None:
+        """Never use a piece again, nor free it: a command may still work on it."""
+        if piece.buffer is not None:
+            self._lost.append(piece)
+            with self._lock:
+                self.count -= 1
 
     def _pinned(self, queue: cl.CommandQueue) -> Piece:
         access: Any = cl.mem_flags

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from clgemm.runtime.kernel_runner import slots
+from clgemm.runtime.host_memory import span_bytes
+from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.opencl import cl
-from clgemm.runtime.scratch import QueueWorkspace
-from clgemm.runtime.transfer import parts, span_bytes
+from clgemm.runtime.queues import QueueState
 from clgemm.streaming.schedule import OPERANDS
 from clgemm.streaming.staging import PIECE
-from clgemm.streaming.transfers import Move, is_over
+from clgemm.streaming.transfers import Move, is_over, parts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.problem import Call, Gemm
+    from clgemm.runtime.device import Device
     from clgemm.runtime.interrupt import Stop
-    from clgemm.runtime.kernel_runner import Ready
+    from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.streaming.copies import Traffic
     from clgemm.streaming.schedule import Name, Schedule, Tile
 
@@ -34,23 +34,12 @@ PARTS = 24  # of all operands: several for each thread
 SMALL_PART = 1 << 19  # bytes; copying less takes no longer than handing it over
 
 
-class Arrays(NamedTuple):
-    """The operands and factors of a call, in the problem's terms: C is column-major."""
-
-    alpha: complex
-    a: NDArray[Any]
-    b: NDArray[Any]
-    beta: complex
-    c: NDArray[Any]
-    stop: Stop | None = None
-    """Set when nobody wants the result any more."""
-
-    def part(self, c: Tile) -> Arrays:
-        """Return what a tile of C is computed from."""
-        a = self.a[_batch(self.a, c)][..., slice(*c.rows), :]
-        b = self.b[_batch(self.b, c)][..., :, slice(*c.columns)]
-        whole = self.c[_batch(self.c, c)]
-        return self._replace(a=a, b=b, c=whole[..., slice(*c.rows), slice(*c.columns)])
+def part_of(call: Call, c: Tile) -> Call:
+    """Return the call that computes a tile of C."""
+    a = call.a[_batch(call.a, c)][..., slice(*c.rows), :]
+    b = call.b[_batch(call.b, c)][..., :, slice(*c.columns)]
+    whole = call.c[_batch(call.c, c)]
+    return call._replace(a=a, b=b, c=whole[..., slice(*c.rows), slice(*c.columns)])
 
 
 def _batch(x: NDArray[Any], tile: Tile) -> slice:
@@ -62,28 +51,31 @@ class Flow:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     schedule : Schedule
         How the problem is cut.
-    ready : dict
-        The plan of each product in the schedule.
-    arrays : Arrays
+    runners : dict
+        What computes each product in the schedule.
+    call : Call
         What is computed.
     buffers : list of cl.Buffer
         As `Schedule.buffers` asks for, and scratch memory.
     traffic : Traffic
         The call's copies.
+    stop : Stop, optional
+        Set when nobody wants the result any more.
     """
 
     def __init__(
-        self, session: Session, schedule: Schedule, ready: dict[Gemm, Ready], arrays: Arrays,
-        buffers: list[cl.Buffer], traffic: Traffic,
+        self, device: Device, schedule: Schedule, runners: dict[Gemm, KernelRunner], call: Call,
+        buffers: list[cl.Buffer], traffic: Traffic, stop: Stop | None = None,
     ) -> None:  # fmt: skip
-        self._queue = session.queue
+        self._queue = device.queue
         self._schedule = schedule
-        self._ready = ready
-        self._arrays = arrays
+        self._runners = runners
+        self._call = call
+        self._stop = stop
         self._traffic = traffic
         names = [name for name, _ in schedule.buffers]
         self._slots: dict[Name, list[cl.Buffer]] = {
@@ -91,7 +83,7 @@ class Flow:
             for name in OPERANDS
         }
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
-        self._workspace = QueueWorkspace(session.context, scratch)
+        self._state = QueueState(device.context, device.queue, scratch)
         size = schedule.problem.operand_bytes
         self._part_bytes = min(PIECE, max(SMALL_PART, size // PARTS))
         self._is_small = size <= INLINE and len(schedule.steps) == 1
@@ -101,14 +93,18 @@ class Flow:
         self._launched: list[cl.Event] = []
         self._ended = 0
         """How many of the steps launched are known to have ended."""
+        self.is_idle = True
+        """Whether no command and no thread can use the call's memory."""
 
     def run(self) -> None:
         """Compute."""
+        self.is_idle = False
         try:
             if self._is_small:
                 self._run_in_line()
+                self.is_idle = True
                 return
-            c = self._arrays.c
+            c = self._call.c
             if not self._schedule.problem.reads_c and c.nbytes == span_bytes(c):
                 self._traffic.prepare(c)
             while not self._is_done():
@@ -116,17 +112,19 @@ class Flow:
                 happened = self._notice_ends() | self._claim() | self._launch()
                 awaited = next(iter(self._launched[self._ended :]), None)
                 self._traffic.turn(awaited, patient=not happened)
+            self.is_idle = True
         except BaseException as error:
             if is_short_of_memory(error):
                 self._bring_home()
             self._traffic.abandon(self._queue)
+            self.is_idle = True  # not if Ctrl-C came a second time: then nothing is used again
             raise
         finally:
-            self._traffic.close()
+            self._traffic.close(is_idle=self.is_idle)
 
     def _heed(self) -> None:
         """End the call if nobody wants its result any more."""
-        if self._arrays.stop is not None and self._arrays.stop.is_set():
+        if self._stop is not None and self._stop.is_set():
             raise CancelledError
 
     def _run_in_line(self) -> None:
@@ -190,7 +188,7 @@ class Flow:
 
     def _move(self, tile: Tile, slot: int, *, home: bool) -> Move:
         problem, name = self._schedule.problem, tile.operand
-        x = getattr(self._arrays, name)
+        x = getattr(self._call, name)
         x = (x if x.ndim > 2 else x[None])[
             slice(*tile.batch), slice(*tile.rows), slice(*tile.columns)
         ]
@@ -221,15 +219,13 @@ class Flow:
 
     def _enqueue(self, number: int, waits: list[cl.Event]) -> None:
         step, uses = self._schedule.steps[number], self._schedule.uses[number]
-        places = [
+        a, b, c = (
             self._slots[name][self._schedule.loads[name][uses[name]].slot] for name in OPERANDS
-        ]
-        gemm = self._schedule.products[number]
-        alpha, beta = self._arrays.alpha, self._arrays.beta if step.begins else 1.0
-        values = slots(gemm, alpha, beta, *places)
-        self._launched.append(
-            self._ready[gemm].enqueue(values, self._queue, waits, self._workspace)
         )
+        gemm = self._schedule.products[number]
+        beta = self._call.beta if step.begins else 1.0
+        values = (self._call.alpha, beta, a, b, c, NO_OFFSETS)
+        self._launched.append(self._runners[gemm].enqueue(values, self._state, waits))
 
     def _notice_ends(self) -> bool:
         """Bring home the tiles of C whose last steps have ended."""

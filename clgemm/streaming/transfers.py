@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,3 +56,36 @@ def is_over(event: cl.Event) -> bool:
     if status < 0:
         event.wait()  # raises
     return status == 0
+
+
+def parts(x: NDArray[Any], most: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Cut a stack into parts that lie one after the other in device memory without gaps.
+
+    Parameters
+    ----------
+    x : ndarray of shape (batch, rows, columns)
+        In the order in which its elements are to lie: the last axis varies fastest.
+    most : int
+        Bytes of the largest part.
+
+    Yields
+    ------
+    tuple of int and ndarray
+        The bytes before a part, and the view of it.
+    """
+    if x.nbytes <= most:
+        yield 0, x
+        return
+    offset = 0
+    for axis in range(x.ndim):
+        unit = x[(0,) * (axis + 1)].nbytes  # bytes of what one index of this axis holds
+        if unit <= most:
+            break
+    for index in np.ndindex(x.shape[:axis]):
+        line = x[index]
+        count = -(-line.nbytes // (most // unit * unit))
+        step = -(-len(line) // count)
+        for start in range(0, len(line), step):
+            part = line[start : start + step]
+            yield offset, part
+            offset += part.nbytes

@@ -1,1 +1,6 @@
-"""Which parameters a device runs with: search, trials in a child process, and the store."""
+"""Which parameters a device runs with.
+
+`tuner` answers, from memory, from the `store`, or by a `search` whose candidates are verified and
+measured (`measure`) in child processes (`workers`); `verification` looks at what comes from a file
+before it is used; `cost_model` predicts which of a few configurations is the fastest for a shape.
+"""

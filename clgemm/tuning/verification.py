@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
     from clgemm.tuning.measure.verify import Checker
     from clgemm.tuning.store.lookup import Tuned
     from clgemm.tuning.store.store import Store
@@ -61,12 +61,12 @@ def remember(store: Store, precision: Precision, configs: Iterable[Config]) -> N
         log.debug("what passed cannot be noted in %s: %s", _path(store), error)
 
 
-def fault(session: Session, precision: Precision, store: Store, config: Config) -> str:
+def fault(device: Device, precision: Precision, store: Store, config: Config) -> str:
     """Say what is wrong with a stored configuration on this device, "" if nothing is.
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     precision : Precision
         What it is for.
@@ -77,13 +77,13 @@ def fault(session: Session, precision: Precision, store: Store, config: Config) 
     """
     if _name(config, precision) in _passed(store):
         return ""
-    killers = [stored_config(x, session.traits, precision) for x in store.interrupted()]
+    killers = [stored_config(x, device.traits, precision) for x in store.interrupted()]
     from clgemm.tuning.measure.verify import Checker  # noqa: PLC0415 - most processes check nothing
 
     if config in killers:
-        wrong = _check_apart(session, precision, store, config)
+        wrong = _check_apart(device, precision, store, config)
     else:
-        wrong = _check(Checker(session, precision), store, config)
+        wrong = _check(Checker(device, precision), store, config)
     if wrong:
         return f"{config}: {wrong}"
     remember(store, precision, [config])
@@ -104,11 +104,11 @@ def _check(checker: Checker, store: Store, config: Config) -> str:
         store.end(candidate)
 
 
-def _check_apart(session: Session, precision: Precision, store: Store, config: Config) -> str:
+def _check_apart(device: Device, precision: Precision, store: Store, config: Config) -> str:
     """Check in another process what a process ended with: it may have been killed from outside."""
     from clgemm.tuning.workers.worker import Worker  # noqa: PLC0415 - hardly ever needed
 
-    traits = session.traits
+    traits = device.traits
     place = [found.traits for found in devices.find()].index(traits)
     try:
         with Worker(place, traits.fingerprint(), precision.code) as child:
@@ -123,10 +123,10 @@ def _check_apart(session: Session, precision: Precision, store: Store, config: C
     return ""
 
 
-def warn(session: Session, precision: Precision, tuned: Tuned, wrong: str) -> None:
+def warn(device: Device, precision: Precision, tuned: Tuned, wrong: str) -> None:
     """Tell the user that a configuration is not used, and what happens instead."""
     warnings.warn(
-        f"a configuration for {precision.code}gemm on {session.traits.describe()} from "
+        f"a configuration for {precision.code}gemm on {device.traits.describe()} from "
         f"{tuned.origin} is not used: {wrong}. Another one takes its place",
         ClgemmWarning,
         stacklevel=2,

@@ -1,0 +1,1 @@
+"""BLIS' loops in one launch, one persistent work-group a core: for CPU devices."""

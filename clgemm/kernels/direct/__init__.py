@@ -1,0 +1,1 @@
+"""One work-item an element of C: the last resort."""

@@ -1,0 +1,1 @@
+"""Local-memory tiles and register blocking, in portable OpenCL C: for every GPU."""

@@ -79,12 +79,13 @@ class GpuTiled(KernelFamily):
 
     name: ClassVar[str] = "gpu_tiled"
     files: ClassVar[tuple[str, ...]] = (
-        "gpu_tiled/tile.cl", "gpu_tiled/micro_tile.cl", "gpu_tiled/gemm.cl", "gpu_tiled/pack.cl", "gpu_tiled/sum.cl",
+        "gpu_tiled/tile.cl", "gpu_tiled/micro_tile.cl", "gpu_tiled/gemm.cl",
+        "gpu_tiled/pack.cl", "gpu_tiled/sum.cl",
     )  # fmt: skip
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Any device with work-groups of two groups of lanes and some local memory."""
-        return (traits.fp64 or precision.real == "float") and any(self._modest(traits, precision))
+        return traits.has(precision) and any(self._modest(traits, precision))
 
     def worth_tuning(self, traits: DeviceTraits) -> bool:
         """On a CPU a tile in local memory is only a second copy in the same cache."""

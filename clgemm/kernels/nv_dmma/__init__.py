@@ -1,0 +1,1 @@
+"""fp64 on NVIDIA's fp64 tensor cores."""

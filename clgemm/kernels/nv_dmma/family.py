@@ -72,7 +72,7 @@ class NvDmma(KernelFamily):
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Double precision where the chip has full-rate fp64 tensor cores."""
         return (
-            precision.real == "double"
+            precision.is_double
             and traits.fp64
             and traits.compute_capability in partition.LOCAL_BYTES
         )

@@ -10,7 +10,7 @@ halves, which the tensor cores add up in fp32, make up the product.  Three launc
 
 Small problems, which launches dominate, have one kernel for the first two.
 
-C is column-major, so the kernels compute C^T = X Y^T with X = op(B)^T and Y = op(A): nv_split/split.cl.
+C is column-major, so the kernels compute C^T = X Y^T with X = op(B)^T and Y = op(A): see split.cl.
 
 Why the error stays below that of an FMA product, k u (|A||B|) componentwise, u = 2^-24
 ----------------------------------------------------------------------------------------
@@ -109,9 +109,7 @@ class NvSplit(KernelFamily):
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
         capability = traits.compute_capability or (0, 0)
-        return (
-            precision.real == "float" and (9, 0) <= capability < (10, 0) and settings.splits_fp32()
-        )
+        return not precision.is_double and (9, 0) <= capability < (10, 0) and settings.splits_fp32()
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the largest tile allowed, and strips of X in a band of the raster.

@@ -1,0 +1,1 @@
+"""Is a configuration right (`verify`), and how fast is it (`measure`, `stopwatch`, `timing`)?"""

@@ -8,8 +8,8 @@ import numpy as np
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import describe
-from clgemm.runtime import transfer
-from clgemm.runtime.kernel_runner import slots
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.products import Products
 from clgemm.tuning.measure.stopwatch import Stopwatch, Traced
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config, KernelSpec
     from clgemm.problem import Gemm, Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
     from clgemm.tuning.measure.timing import Timing
 
 FIRST_N, LARGEST_N, ENOUGH_SECONDS = 512, 4096, 0.002
@@ -38,7 +38,7 @@ class Course:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device; nothing else may use it meanwhile.
     precision : Precision
         Of the products.
@@ -52,18 +52,18 @@ class Course:
 
     def __init__(
         self,
-        session: Session,
+        device: Device,
         precision: Precision,
         asked: Mapping[str, Shape] | None = None,
         side: int = 0,
         clock: str = "",
     ) -> None:
-        self._session = session
+        self._device = device
         self._precision = precision
         self._asked = dict(asked or {})
         self.side = side
-        self._products = Products(session, precision)
-        self.stopwatch = Stopwatch(session, clock)
+        self._products = Products(device, precision)
+        self.stopwatch = Stopwatch(device, clock)
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -86,7 +86,7 @@ class Course:
             self.side = self._calibrate(config)
         shapes = self.shapes
         names = shapes if every else (self._asked or SEARCHED)
-        self._session.programs.build_ahead(self.kernels(config, every=every))
+        self._device.programs.build_ahead(self.kernels(config, every=every))
         times = {
             name: self.time_shape(config, shapes[name], best.get(name), seconds) for name in names
         }
@@ -101,8 +101,7 @@ class Course:
         found = self._prepared(config, Shape(n, n, n))
         if found is None:
             return LARGEST_N
-        ready, values = found[0], found[1]
-        seconds = timing.measure(lambda: ready.run(values), seconds=0).best
+        seconds = timing.measure(found[0].run, seconds=0).best
         while n < LARGEST_N and seconds < ENOUGH_SECONDS:
             n, seconds = 2 * n, 8 * seconds
         self._products.forget_all_but(standard(n).values())
@@ -120,7 +119,7 @@ class Course:
         family = BY_NAME[config.family]
         for problem in map(self._problem, self._expected(config, every=every)):
             if family.accepts(problem):
-                plan = family.plan(self._session.traits, problem, config)
+                plan = family.plan(self._device.traits, problem, config)
                 yield from (step.kernel for step in plan.steps)
 
     def lay_out(self, config: Config) -> None:
@@ -130,15 +129,15 @@ class Course:
 
     def rehearse(self, config: Config) -> None:
         """Run what `time` will time once: some compilers for CPUs do their work no earlier."""
-        if self._session.traits.unified_memory:
+        if self._device.traits.unified_memory:
             for shape in self._expected(config, every=False):
                 prepared = self._prepared(config, shape)
                 if prepared is not None:
-                    prepared[0].run(prepared[1])
+                    prepared[0].run()
 
     def _expected(self, config: Config, *, every: bool) -> list[Shape]:
         """List what `time` will time; sizes that are not known yet are guessed."""
-        unified = self._session.traits.unified_memory
+        unified = self._device.traits.unified_memory
         shapes = standard(self.side or (FIRST_N if unified else LARGEST_N)) | self._asked
         expected = [shapes[name] for name in (shapes if every else (self._asked or SEARCHED))]
         if not self.side:
@@ -148,25 +147,24 @@ class Course:
 
     def _problem(self, shape: Shape) -> Gemm:
         """Describe a shape, of operands as they will lie."""
-        aligned = not self._session.traits.unified_memory
+        aligned = not self._device.traits.unified_memory
         return shape.problem(self._precision.code)._replace(aligned=aligned)
 
-    def _prepared(
-        self, config: Config, shape: Shape
-    ) -> tuple[Traced, Any, NDArray[Any], Any] | None:
+    def _prepared(self, config: Config, shape: Shape) -> tuple[Traced, NDArray[Any], Any] | None:
         """Build what computes one shape; None if the family declines it."""
         product = self._products.of(shape)
         stack = (shape.batch,) if shape.batch > 1 else ()
         c = np.full((*stack, shape.n, shape.m), np.nan, self._precision.dtype).swapaxes(-1, -2)
         problem = describe(product.a, product.b, c, reads_c=False)
-        if not self._session.traits.unified_memory:
+        if not self._device.traits.unified_memory:
             problem = problem.dense()  # as the driver has it: copies are aligned
         family = BY_NAME[config.family]
         if not family.accepts(problem):
             return None
-        ready = Traced(self._session, family.plan(self._session.traits, problem, config))
-        place = transfer.place(self._session, c)
-        return ready, slots(problem, 1.0, 0.0, product.place_a, product.place_b, place), c, place
+        plan = family.plan(self._device.traits, problem, config)
+        place = host_memory.place(self._device, c)
+        values = (1.0, 0.0, product.place_a, product.place_b, place, NO_OFFSETS)
+        return Traced(self._device, problem, plan, values), c, place
 
     def time_shape(
         self, config: Config, shape: Shape, best: float | None = None, seconds: float = 0.04
@@ -188,10 +186,10 @@ class Course:
         prepared = self._prepared(config, shape)
         if prepared is None:
             return None
-        ready, values, c, place = prepared
+        plan, c, place = prepared
         limit = float("inf") if best is None else best * GIVE_UP
-        timed = self.stopwatch.time(ready, values, seconds=seconds, give_up=limit)
-        transfer.fetch(self._session, place, c)
+        timed = self.stopwatch.time(plan, seconds=seconds, give_up=limit)
+        host_memory.fetch(self._device, place, c)
         product = self._products.of(shape)
         stacked = c if shape.batch > 1 else c[None]
         got = np.stack([stacked[entry][product.rows] for entry in product.entries])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.problem import PRECISIONS, Operand
-from clgemm.runtime import transfer
+from clgemm.runtime import host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.problem import Precision
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
     from clgemm.tuning.shapes import Shape
 
 CHECKED_ROWS = 4  # of what was timed
@@ -43,14 +43,14 @@ class Products:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device that operands are placed on.
     precision : Precision
         Of the products.
     """
 
-    def __init__(self, session: Session, precision: Precision) -> None:
-        self._session = session
+    def __init__(self, device: Device, precision: Precision) -> None:
+        self._device = device
         self._precision = precision
         self._numbers: NDArray[Any] | None = None
         self._products: dict[Shape, Product] = {}
@@ -102,7 +102,7 @@ class Products:
         key = name, batch, rows, columns, trans
         if key not in self._operands:
             x = self._random(batch, rows, columns, trans=trans)
-            self._operands[key] = x, transfer.place(self._session, x)
+            self._operands[key] = x, host_memory.place(self._device, x)
         return self._operands[key]
 
     def _reference(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

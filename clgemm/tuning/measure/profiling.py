@@ -10,24 +10,24 @@ from clgemm.runtime.opencl import cl
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 log = logging.getLogger(__name__)
 
 NANOSECOND = 1e-9
 
 
-def enable(session: Session) -> bool:
-    """Give a session a queue whose launches are timed; False where the driver refuses one.
+def enable(device: Device) -> bool:
+    """Give a device a queue whose launches are timed; False where the driver refuses one.
 
-    Only for sessions that nothing else uses yet: what other threads enqueued stays on the old one.
+    Only for devices that nothing else uses yet: what other threads enqueued stays on the old one.
     """
     try:
-        session.queue = cl.CommandQueue(
-            session.context, properties=cl.command_queue_properties.PROFILING_ENABLE
+        device.queue = cl.CommandQueue(
+            device.context, properties=cl.command_queue_properties.PROFILING_ENABLE
         )
     except cl.Error as error:
-        log.info("%s times no launches: %s", session, error)
+        log.info("%s times no launches: %s", device, error)
         return False
     return True
 

@@ -10,15 +10,15 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from clgemm.runtime.kernel_runner import Ready
+from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.tuning.measure import profiling, timing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from clgemm.kernels.family import Plan
-    from clgemm.runtime.device import Session
-    from clgemm.runtime.interrupt import Stop
+    from clgemm.problem import Gemm
+    from clgemm.runtime.device import Device
     from clgemm.runtime.kernel_runner import Values
     from clgemm.tuning.measure.timing import Timing
 
@@ -30,24 +30,30 @@ SHARE = 0.75  # of the host's time that the device must account for, launching a
 DEVICE = "the device's clock"
 
 
-class Traced(Ready):
-    """A plan that keeps the events of its last run."""
+class Traced:
+    """A plan that keeps the events of its last run.
 
-    def __init__(self, session: Session, plan: Plan) -> None:
-        super().__init__(session, plan)
+    Parameters
+    ----------
+    device : Device
+        Where it runs.
+    problem : Gemm
+        What it computes.
+    plan : Plan
+        What runs.
+    values : Values
+        What it works on.
+    """
+
+    def __init__(self, device: Device, problem: Gemm, plan: Plan, values: Values) -> None:
+        self._runner = KernelRunner(device, problem, plan)
+        self._values = values
         self._events: list[Any] = []
-        launch = self._enqueue
 
-        def enqueue(*arguments: Any) -> Any:
-            self._events.append(launch(*arguments))
-            return self._events[-1]
-
-        self._enqueue = enqueue
-
-    def run(self, values: Values, stop: Stop | None = None, *, poisoned: bool = False) -> None:
-        """Launch every step and wait for the last one; see `Ready.run`."""
+    def run(self) -> None:
+        """Launch every step and wait for the last one."""
         self._events.clear()
-        super().run(values, stop, poisoned=poisoned)
+        self._runner.execute(self._values, events=self._events)
 
     def seconds(self) -> float:
         """Return what the last run took by the device's clock; NaN if it does not tell."""
@@ -81,42 +87,40 @@ def _quietest(pairs: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 
 class Stopwatch:
-    """Times plans on one session.
+    """Times plans on one device.
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device; it gets a queue that times launches, so nothing else may use it.
     clock : str, optional
         What an earlier stopwatch found, so that times can be compared.
     """
 
-    def __init__(self, session: Session, clock: str = "") -> None:
-        possible = profiling.enable(session)
+    def __init__(self, device: Device, clock: str = "") -> None:
+        possible = profiling.enable(device)
         self.clock = clock if possible else "the host's clock: the driver times no launches"
         """Whose clock is used, and why; "" until the first plan is timed."""
 
-    def time(
-        self, ready: Traced, values: Values, *, seconds: float, give_up: float = float("inf")
-    ) -> Timing:
+    def time(self, plan: Traced, *, seconds: float, give_up: float = float("inf")) -> Timing:
         """Time a plan for `seconds`, longer on a noisy machine; see `timing.measure`."""
         if not self.clock:
-            self._compare(ready, values)
+            self._compare(plan)
         return timing.measure(
-            lambda: ready.run(values),
+            plan.run,
             seconds=seconds,
             least=2,
             give_up=give_up,
             stretch=timing.STRETCH,
-            clock=ready.seconds if self.clock == DEVICE else None,
+            clock=plan.seconds if self.clock == DEVICE else None,
         )
 
-    def _compare(self, ready: Traced, values: Values) -> None:
-        ready.run(values)  # the first run may still load the kernel
+    def _compare(self, plan: Traced) -> None:
+        plan.run()  # the first run may still load the kernel
         pairs = []
         for _ in range(COMPARED):
             before = time.perf_counter()
-            ready.run(values)
-            pairs.append((time.perf_counter() - before, ready.seconds()))
+            plan.run()
+            pairs.append((time.perf_counter() - before, plan.seconds()))
         reason = distrust(pairs)
         self.clock = f"the host's clock: {reason}" if reason else DEVICE

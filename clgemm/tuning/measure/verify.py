@@ -11,8 +11,8 @@ import numpy as np
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import ALIGNMENT, PRECISIONS, Operand, Precision, address_of, describe
-from clgemm.runtime import transfer
-from clgemm.runtime.kernel_runner import Ready, slots
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import Config, KernelSpec, Plan
     from clgemm.problem import Gemm
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 SHAPES = ((261, 133, 401), (5, 3, 2))
 OFTEN_SHAPE = (133, 97, 131)  # several work-groups of any family, and soon done
@@ -66,32 +66,32 @@ def reference(a: Operand, b: Operand, precision: Precision) -> NDArray[Any]:
 
 
 def planned(
-    session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
+    device: Device, config: Config, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
 ) -> tuple[Gemm, Plan]:
     """Describe a product and plan it as the driver would."""
     problem = describe(a, b, c, reads_c=reads_c)
-    if session.traits.unified_memory:
+    if device.traits.unified_memory:
         # Where operands are copied they always are aligned: let kernels rely on it here, too.
         aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
         problem = problem._replace(aligned=aligned)
     else:
         problem = problem.dense()
-    return problem, BY_NAME[config.family].plan(session.traits, problem, config)
+    return problem, BY_NAME[config.family].plan(device.traits, problem, config)
 
 
 def run_once(
-    session: Session, config: Config, a: Operand, b: Operand, c: NDArray[Any],
+    device: Device, config: Config, a: Operand, b: Operand, c: NDArray[Any],
     alpha: complex = 1.0, beta: complex = 0.0, *, poison: bool = False,
 ) -> None:  # fmt: skip
     """Compute ``c[...] = alpha*a@b + beta*c`` with one configuration.
 
     `poison` fills the scratch memory with NaN before.
     """
-    problem, plan = planned(session, config, a, b, c, reads_c=beta != 0)
-    ready = Ready(session, plan)
-    places = [transfer.place(session, x) for x in (a.data, b.data, c)]
-    ready.run(slots(problem, alpha, beta, *places), poisoned=poison)
-    transfer.fetch(session, places[2], c)
+    problem, plan = planned(device, config, a, b, c, reads_c=beta != 0)
+    runner = KernelRunner(device, problem, plan)
+    places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
+    runner.execute((alpha, beta, *places, NO_OFFSETS), poisoned=poison)
+    host_memory.fetch(device, places[2], c)
 
 
 class Case(NamedTuple):
@@ -107,11 +107,11 @@ class Case(NamedTuple):
     limit: NDArray[Any]
     """The a-priori bound on each element's error, doubled."""
 
-    def mismatch(self, session: Session, config: Config) -> str:
+    def mismatch(self, device: Device, config: Config) -> str:
         """Run once and return what is wrong, with its numbers, or ""."""
         room = self.before.copy(order="K")
         m = self.want.shape[0]
-        run_once(session, config, self.a, self.b, room[:m], self.alpha, self.beta, poison=True)
+        run_once(device, config, self.a, self.b, room[:m], self.alpha, self.beta, poison=True)
         worst = np.max(np.abs(room[:m] - self.want) / self.limit)
         if worst <= 1 and np.all(np.isnan(room[m:])):
             return ""
@@ -125,14 +125,14 @@ class Checker:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device.
     precision : Precision
         Of the products.
     """
 
-    def __init__(self, session: Session, precision: Precision) -> None:
-        self._session = session
+    def __init__(self, device: Device, precision: Precision) -> None:
+        self._device = device
         self._precision = precision
         self._cases: dict[bool, list[Case]] = {}
 
@@ -163,18 +163,18 @@ class Checker:
             step.kernel
             for x in self._made(every=every)
             for step in planned(
-                self._session, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
+                self._device, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
             )[1].steps
         }
 
     def quick(self, config: Config) -> str:
         """Run one small odd product; return the mismatch with its numbers, or ""."""
         cases = self._make([QUICK_SHAPE], every=False)
-        return next(filter(None, (case.mismatch(self._session, config) for case in cases)), "")
+        return next(filter(None, (case.mismatch(self._device, config) for case in cases)), "")
 
     def _repeat(self, config: Config, case: Case, repeats: int) -> str:
         for count in range(repeats):
-            mismatch = case.mismatch(self._session, config)
+            mismatch = case.mismatch(self._device, config)
             if mismatch:
                 return f"{mismatch}, in run {count + 1} of {repeats}"
         return ""

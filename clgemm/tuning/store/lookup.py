@@ -37,7 +37,7 @@ class Tuned:
     """The variants, and which of them is the best for a shape."""
     origin: str
     """Where they come from, in words."""
-    unvetted: set[Config] = field(default_factory=set, compare=False)
+    unverified: set[Config] = field(default_factory=set, compare=False)
     """Those from a file that were not checked in this process yet."""
 
     @property
@@ -49,7 +49,7 @@ class Tuned:
         """Return the same without a configuration that is wrong on this device."""
         left = tuple(v for v in self.model.variants if v.config != config)
         model = replace(self.model, variants=left)
-        return replace(self, model=model, unvetted=self.unvetted - {config})
+        return replace(self, model=model, unverified=self.unverified - {config})
 
 
 def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily]:
@@ -167,5 +167,5 @@ def usage(path: Path, name: str, found: Contents, here: Mapping[str, DeviceTrait
 
 def entry_name(precision: Precision) -> str:
     """Name the entry of a precision; with ``CLGEMM_FP32=fma`` other families compete in s and c."""
-    fma = precision.real == "float" and not settings.splits_fp32()
+    fma = not precision.is_double and not settings.splits_fp32()
     return f"{precision.code}-fma" if fma else precision.code

@@ -1,8 +1,8 @@
 """One candidate: build it, check it against NumPy, time it.  Every failure is a value.
 
-Run as a program (``python -m clgemm.tuning.workers.main``) this module does what it is told on standard
-input, a JSON object a line, and answers in the same way; `worker` is the other end.  So a candidate
-that takes the process down takes only this one.
+Run as a program (``python -m clgemm.tuning.workers.main``) this module does what it is told on
+standard input, a JSON object a line, and answers in the same way; `worker` is the other end.  So a
+candidate that takes the process down takes only this one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices, opencl_errors
+from clgemm.runtime import devices, opencl_errors, registry
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.tuning.measure.measure import Course, WrongResultError
 from clgemm.tuning.measure.verify import Checker
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from clgemm.kernels.family import Config
-    from clgemm.runtime.device import Session
+    from clgemm.runtime.device import Device
 
 WRONG_DEVICE = 3  # exit status: the devices of this process are not those of its parent
 
@@ -39,7 +38,7 @@ class Trial:
 
     Parameters
     ----------
-    session : Session
+    device : Device
         The device; nothing else may use it meanwhile.
     precision : Precision
         Of the products.
@@ -55,7 +54,7 @@ class Trial:
 
     def __init__(
         self,
-        session: Session,
+        device: Device,
         precision: Precision,
         asked: Mapping[str, Shape] | None = None,
         side: int = 0,
@@ -63,10 +62,10 @@ class Trial:
         *,
         leads: bool = True,
     ) -> None:
-        self._session = session
+        self._device = device
         self._leads = leads
-        self._course = Course(session, precision, asked, side, clock)
-        self._checker = Checker(session, precision)
+        self._course = Course(device, precision, asked, side, clock)
+        self._checker = Checker(device, precision)
 
     def attempt(
         self, config: Config, best: Mapping[str, float], *, task: str = TRY, seconds: float = 0.04
@@ -118,8 +117,8 @@ class Trial:
         """Build and check a candidate; return what is wrong, or ""."""
         kernels = self._checker.kernels(config, every=every)
         timed = () if every else self._course.kernels(config, every=False)
-        operands = self._leads and not every and not self._session.traits.unified_memory
-        with self._session.programs.building((*kernels, *timed)):
+        operands = self._leads and not every and not self._device.traits.unified_memory
+        with self._device.programs.building((*kernels, *timed)):
             if operands:
                 self._course.lay_out(config)
         mismatch = self._checker.mismatch(config, every=every)
@@ -132,10 +131,10 @@ class Trial:
 
     def _keep(self, config: Config) -> None:
         """Keep a winner's programs on disk: who called for the search need not build them again."""
-        binaries = kept_for(self._session.traits)
+        binaries = kept_for(self._device.traits)
         if binaries is not None:
             for spec in self._checker.kernels(config, every=True):
-                self._session.programs.keep(spec, binaries)
+                self._device.programs.keep(spec, binaries)
 
 
 def _answer(trial: Trial, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,11 +161,11 @@ def serve(orders: Iterable[str], answers: Any) -> int:
                 return WRONG_DEVICE
             folder = order["programs"]
             kept = Binaries(Path(folder), order["fingerprint"]) if folder else None
-            session = sessions.open_session(found, "a trial", kept)
+            device = registry.open_device(found, "a trial", kept)
             asked = {name: Shape(*sizes) for name, sizes in order["asked"].items()}
             precision = PRECISIONS[order["precision"]]
             trial = Trial(
-                session, precision, asked, order["side"], order["clock"], leads=order["leads"]
+                device, precision, asked, order["side"], order["clock"], leads=order["leads"]
             )
             reply: dict[str, Any] = {"ready": True}
         else:

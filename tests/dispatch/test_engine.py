@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference
 import scipy.linalg.blas
-from helpers import square
+from helpers import gemm, square
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -20,12 +20,13 @@ from clgemm.api import small
 from clgemm.dispatch import engine
 from clgemm.errors import BuildError, DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import PRECISIONS, Operand, expressible
-from clgemm.runtime import device as sessions
-from clgemm.runtime import transfer
+from clgemm.problem import PRECISIONS, expressible
+from clgemm.runtime import host_memory, registry
+from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl import cl
-from clgemm.tuning import tuner
+from clgemm.streaming.runner import StreamingRunner
 from clgemm.tuning.measure.verify import random_matrix
+from clgemm.tuning.tuner import Parameters
 
 SIZES = (0, 1, 2, 3, 5, 7, 13, 31, 64, 97, 130)
 VIEWS = ("F", "C", "padded", "offset", "backwards", "upside down", "steps", "read-only")
@@ -36,15 +37,15 @@ CHECKED = profile(
     deadline=None,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a session is not changed
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # a device is not changed
 )
 
 
 @pytest.fixture
-def device(session):
+def device(device):
     """Each device present, in use by public calls."""
-    with sessions.using(session):
-        yield session
+    with registry.using(device):
+        yield device
 
 
 def view(rng, precision, rows, columns, how):
@@ -139,7 +140,7 @@ def test_conjugation_without_transposition(code, conj_a, conj_b, rng):
     for turned in (False, True):
         a, b = (random_matrix(rng, precision, *shape) for shape in ((37, 20), (20, 41)))
         c = np.full((41, 37), np.nan, precision.dtype).T if turned else np.empty_like(a @ b)
-        engine.gemm(1.5, a, b, 0.0, c, conj_a=conj_a, conj_b=conj_b)
+        gemm(1.5, a, b, 0.0, c, conj_a=conj_a, conj_b=conj_b)
         left, right = (x.conj() if conj else x for x, conj in ((a, conj_a), (b, conj_b)))
         want, size = reference.gemm(1.5, left, right, 0.0, c)
         reference.assert_within_bound(c, want, size, 20, precision.eps)
@@ -168,7 +169,7 @@ def test_c_is_written_where_it_lies_and_nowhere_else(how, beta, rng):
     before = memory.copy(order="F")
     a, b = random_matrix(rng, precision, 30, 17), random_matrix(rng, precision, 17, 20)
     want, size = reference.gemm(2.0, a, b, beta, c)
-    engine.gemm(2.0, a, b, beta, c)
+    gemm(2.0, a, b, beta, c)
     reference.assert_within_bound(c, want, size, 17, precision.eps)
     for x in (memory, before):
         C_LAYOUTS[how](x)[...] = 0
@@ -179,12 +180,12 @@ def test_c_is_written_where_it_lies_and_nowhere_else(how, beta, rng):
 def test_alpha_zero_reads_neither_a_nor_b():
     nan = np.full((5, 5), np.nan)
     c = np.arange(25.0).reshape(5, 5)
-    engine.gemm(0.0, nan, nan, 1.0, c)
+    gemm(0.0, nan, nan, 1.0, c)
     np.testing.assert_array_equal(c, np.arange(25.0).reshape(5, 5))
-    engine.gemm(0.0, nan, nan, -2.0, c)
+    gemm(0.0, nan, nan, -2.0, c)
     np.testing.assert_array_equal(c, -2 * np.arange(25.0).reshape(5, 5))
     c[0, 0] = np.nan
-    engine.gemm(0.0, nan, nan, 0.0, c)
+    gemm(0.0, nan, nan, 0.0, c)
     np.testing.assert_array_equal(c, np.zeros((5, 5)))
 
 
@@ -192,7 +193,7 @@ def test_alpha_zero_reads_neither_a_nor_b():
 def test_beta_zero_does_not_read_c(rng):
     a = random_matrix(rng, PRECISIONS["z"], 70, 70)
     c = np.full((70, 70), complex(np.nan, np.inf), order="F")
-    engine.gemm(1.0, a, a, 0.0, c)
+    gemm(1.0, a, a, 0.0, c)
     np.testing.assert_allclose(c, a @ a)
 
 
@@ -234,14 +235,14 @@ def test_stacks(how_a, how_b, rng):
         for beta in (0.0, 0.5):
             c[...] = np.nan if beta == 0 else rng.uniform(-1, 1, c.shape)
             want, size = reference.gemm(1.0, a, b, beta, c)
-            engine.gemm(1.0, a, b, beta, c)
+            gemm(1.0, a, b, beta, c)
             reference.assert_within_bound(c, want, size, 11, PRECISIONS["d"].eps)
 
 
 def test_a_repeated_matrix_without_layout_is_copied_once():
     """A stack of a thousand views of one matrix must not become a thousand matrices."""
     x = np.broadcast_to(np.ones((20, 20))[::2, ::2], (1000, 10, 10))
-    fitting = expressible(Operand(x)).data
+    fitting = expressible(x)
     assert fitting.strides[0] == 0
     assert fitting.base.nbytes <= 800
     np.testing.assert_array_equal(fitting, x)
@@ -251,7 +252,7 @@ def test_a_repeated_matrix_without_layout_is_copied_once():
 @pytest.mark.parametrize("code", "sdcz")
 def test_host_route_is_scipy_bit_by_bit(code, flags, rng, monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
-    monkeypatch.setattr(engine.sessions, "current", None)  # no device is asked for
+    monkeypatch.setattr(registry, "current", None)  # no device is asked for
     precision = PRECISIONS[code]
     a, b, c = (random_matrix(rng, precision, 93, 93) for _ in "abc")
     for beta in (0.0, 1.5):
@@ -274,20 +275,20 @@ def test_host_takes_any_layout_too(code, rng, monkeypatch):
         ):
             c[...] = 1
             want, size = reference.gemm(1.0, a.conj() if conj else a, b, 2.0, c)
-            engine.gemm(1.0, a, b, 2.0, c, conj_a=conj)
+            gemm(1.0, a, b, 2.0, c, conj_a=conj)
             reference.assert_within_bound(c, want, size, 9, precision.eps)
     a, b, c = (
         rng.uniform(-1, 1, s).astype(precision.dtype) for s in ((3, 4, 5), (3, 5, 6), (3, 4, 6))
     )
     want, size = reference.gemm(1.0, a, b, -1.0, c)
-    engine.gemm(1.0, a, b, -1.0, c)
+    gemm(1.0, a, b, -1.0, c)
     reference.assert_within_bound(c, want, size, 5, precision.eps)
 
 
-def like(session, **facts):
-    """Open a session on the same device with other facts."""
-    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
-    return sessions.Session(found._replace(traits=replace(found.traits, **facts)), "a test")
+def like(device, **facts):
+    """Open a device on the same device with other facts."""
+    found = next(f for f in registry.devices.find() if f.traits == device.traits)
+    return registry.Device(found._replace(traits=replace(found.traits, **facts)), "a test")
 
 
 @pytest.fixture
@@ -296,11 +297,11 @@ def host_calls(monkeypatch):
     computed = []
     real = host_blas.gemm
 
-    def gemm(*arguments):
-        computed.append(arguments[-1].shape)
-        real(*arguments)
+    def spy(call):
+        computed.append(call.c.shape)
+        real(call)
 
-    monkeypatch.setattr(host_blas, "gemm", gemm)
+    monkeypatch.setattr(host_blas, "gemm", spy)
     return computed
 
 
@@ -311,7 +312,7 @@ def test_operands_that_the_device_cannot_allocate_are_copied(device, host_calls,
     if not device.traits.unified_memory:
         pytest.skip(f"{device.traits.describe()} gets copies without gaps")
     small = like(device, max_allocation=1 << 20, system_svm=False)
-    with sessions.using(small):
+    with registry.using(small):
         near = blas.sgemm(1.0, np.array(a), b)
         assert small.memory.peak == 0
         far = blas.sgemm(1.0, a, b)
@@ -327,7 +328,8 @@ def test_small_problems_are_computed_by_the_host(host_calls, rng, monkeypatch):
     a = random_matrix(rng, PRECISIONS["d"], 100, 100)
     blas.dgemm(1.0, a[:10], a[:, :10])
     assert host_calls == [(10, 10)]
-    blas.dgemm(1.0, a, a)
+    large = random_matrix(rng, PRECISIONS["d"], 1000, 1000)
+    blas.dgemm(1.0, large, large)
     assert host_calls == [(10, 10)]
 
 
@@ -337,15 +339,13 @@ def test_what_blas_can_express_is_not_copied(device, code, how, rng, monkeypatch
     if not device.traits.unified_memory:
         pytest.skip(f"{device.traits.describe()} has a memory of its own")
     seen = []
-    real = transfer.share
+    real = host_memory.share
 
     def share(device, x):
         seen.append(x)
         return real(device, x)
 
-    for name in ("upload", "download"):
-        monkeypatch.setattr(transfer, name, None)
-    monkeypatch.setattr(transfer, "share", share)
+    monkeypatch.setattr(host_memory, "share", share)
     precision = PRECISIONS[code]
     a, b = (view(rng, precision, 66, 66, how) for _ in "ab")
     c = np.zeros((66, 66), precision.dtype, order="F")
@@ -370,22 +370,22 @@ def test_what_blas_cannot_express_is_copied_once(how, rng, monkeypatch):
     b = np.eye(20, dtype=precision.dtype)
     want = real(a)
     monkeypatch.setattr(engine.np, "array", array)
-    engine.gemm(1.0, a, b, 0.0, c)
+    gemm(1.0, a, b, 0.0, c)
     monkeypatch.undo()
     assert len(copies) == 1
     np.testing.assert_array_equal(c, want)
 
 
-def too_large(session):
-    memory = cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 2**62)
+def too_large(device):
+    memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 2**62)
     # Some drivers allocate when the memory is first used.
-    cl.enqueue_fill_buffer(session.queue, memory, np.zeros(1, np.float32), 0, 64)
-    session.queue.finish()
+    cl.enqueue_fill_buffer(device.queue, memory, np.zeros(1, np.float32), 0, 64)
+    device.queue.finish()
 
 
-def out_of_bounds(session):
-    memory = cl.Buffer(session.context, cl.mem_flags.READ_WRITE, 16)
-    cl.enqueue_copy(session.queue, memory, np.zeros(64), dst_offset=8)
+def out_of_bounds(device):
+    memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 16)
+    cl.enqueue_copy(device.queue, memory, np.zeros(64), dst_offset=8)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,8 @@ def test_a_failed_call_is_explained_and_changes_nothing(
 ):
     a = random_matrix(rng, PRECISIONS["s"], 80, 80)
     c = a.copy("F")
-    monkeypatch.setattr(engine.Ready, "run", lambda _self, _values: fault(device))
+    monkeypatch.setattr(KernelRunner, "run", lambda _self, _call, _stop=None: fault(device))
+    monkeypatch.setattr(StreamingRunner, "run", lambda _self, _call, _stop=None: fault(device))
     with pytest.raises(raised, match=words) as caught:
         blas.sgemm(1.0, a, a, 1.0, c, overwrite_c=1)
     text = str(caught.value)
@@ -420,21 +421,22 @@ def test_a_result_that_does_not_fit_is_a_memory_error():
 
 @pytest.mark.usefixtures("device")
 def test_plans_are_reused(rng, monkeypatch):
-    a = random_matrix(rng, PRECISIONS["s"], 70, 71)
-    blas.sgemm(1.0, a, a, trans_b=1)
-    monkeypatch.setattr(engine.tuner, "config_for", None)
-    blas.sgemm(2.0, a + 1, a, trans_b=1)
-    with pytest.raises(TypeError):
-        blas.sgemm(1.0, a[:69], a, trans_b=1)
+    a, b = (random_matrix(rng, PRECISIONS["s"], 70, 71) for _ in "ab")
+    blas.sgemm(1.0, a, b, trans_b=1)
+    monkeypatch.setattr(Parameters, "config_for", None)
+    blas.sgemm(2.0, a + 1, b, trans_b=1)
+    for x, y in ((a[:69], b), (a, a)):  # another shape; A and B in the same memory
+        with pytest.raises(TypeError):
+            blas.sgemm(1.0, x, y, trans_b=1)
 
 
 def test_plans_do_not_accumulate_without_end(device, monkeypatch):
-    monkeypatch.setattr(engine, "KNOWN_CALLS", 4)
+    monkeypatch.setattr(engine, "MOST_DECISIONS", 4)
     fresh = like(device)
-    with sessions.using(fresh):
+    with registry.using(fresh):
         for n in range(1, 12):
             assert clgemm.dgemm(1.0, np.ones((n, 3)), np.ones((3, n)))[-1, -1] == 3
-            assert len(fresh.known) <= 4
+            assert len(engine.of(fresh).decisions) <= 4
 
 
 @pytest.mark.usefixtures("device")
@@ -451,7 +453,7 @@ def test_operands_are_not_kept_alive(device):
     c = np.zeros((80, 82), np.float32, "F")
     gone = [weakref.ref(x) for x in (a, b, c)]
     blas.sgemm(1.0, a, b, 1.0, c, overwrite_c=1)
-    assert device.known
+    assert engine.of(device).decisions
     del a, b, c
     assert [ref() is None for ref in gone] == [True] * 3
 
@@ -459,7 +461,7 @@ def test_operands_are_not_kept_alive(device):
 def test_a_family_that_the_driver_refuses_is_replaced(device, monkeypatch, caplog, rng):
     """One log line, then the next family; nothing is tried twice."""
     fresh = like(device)
-    first = tuner.config_for(fresh, square(300)).family
+    first = engine.of(fresh).parameters.config_for(square(300)).family
     real, refused = fresh.programs.kernel, []
 
     def kernel(spec):
@@ -470,7 +472,7 @@ def test_a_family_that_the_driver_refuses_is_replaced(device, monkeypatch, caplo
 
     monkeypatch.setattr(fresh.programs, "kernel", kernel)
     a = random_matrix(rng, PRECISIONS["s"], 300, 300)
-    with sessions.using(fresh), caplog.at_level("WARNING", logger="clgemm"):
+    with registry.using(fresh), caplog.at_level("WARNING", logger="clgemm"):
         got = blas.sgemm(1.0, a, a)
         blas.sgemm(1.0, a[:200], a)
     np.testing.assert_allclose(got, a @ a, atol=1e-3)
@@ -486,7 +488,7 @@ def test_the_last_family_does_not_hide_its_error(device, monkeypatch):
         raise BuildError("no compiler here")
 
     monkeypatch.setattr(fresh.programs, "kernel", kernel)
-    with sessions.using(fresh), pytest.raises(BuildError, match="no compiler here"):
+    with registry.using(fresh), pytest.raises(BuildError, match="no compiler here"):
         blas.sgemm(1.0, np.ones((99, 99)), np.ones((99, 99)))
 
 
@@ -496,13 +498,13 @@ def test_a_known_kind_of_call_still_looks_at_alignment(device, rng, monkeypatch)
         pytest.skip(f"{device.traits.describe()} gets copies, which are aligned")
     memory = np.zeros(2 * 50 * 50 + 1, np.float32)
     even, odd = (memory[i:][:5000].view(np.complex64).reshape(50, 50).T for i in (0, 1))
-    real, seen = transfer.share, []
+    real, seen = host_memory.share, []
 
-    def share(session, x):
+    def share(device, x):
         seen.append(x.__array_interface__["data"][0] % x.itemsize)
-        return real(session, x)
+        return real(device, x)
 
-    monkeypatch.setattr(transfer, "share", share)
+    monkeypatch.setattr(host_memory, "share", share)
     for a in (even, odd, even):
         a[...] = random_matrix(rng, PRECISIONS["c"], 50, 50)
         assert a.flags.aligned

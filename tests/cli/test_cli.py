@@ -18,18 +18,17 @@ import clgemm
 from clgemm.cli import main
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup, similar
 from clgemm.tuning.store import store as stores
 
 
 @pytest.fixture
-def device(session):
+def device(device):
     """Each device present, in use."""
-    with sessions.using(session):
-        yield session
+    with registry.using(device):
+        yield device
 
 
 @pytest.fixture(autouse=True)
@@ -275,7 +274,7 @@ def test_cache_import_into_a_folder_that_cannot_be_written(device, cache, capsys
 def test_info_of_a_device_without_double_precision(device, capsys):
     single = type(device).__new__(type(device))
     single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
-    with sessions.using(single):
+    with registry.using(single):
         assert main.main(["info"]) == 0
     out = capsys.readouterr().out
     assert "d: this device has no double precision" in out
@@ -330,7 +329,7 @@ def test_demo_says_so_if_a_result_is_wrong(wrong, capsys, monkeypatch):
 def test_demo_leaves_out_what_the_device_lacks(device, capsys):
     single = type(device).__new__(type(device))
     single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
-    with sessions.using(single):
+    with registry.using(single):
         assert main.main(["demo", "--n", "40"]) == 0
     out = capsys.readouterr().out
     assert "sgemm" in out
@@ -386,6 +385,7 @@ def test_what_ends_a_command_is_said_in_a_line(fault, status, words, capsys, mon
     assert error.count("\n") == 1
 
 
+@pytest.mark.process
 def test_a_reader_that_has_seen_enough_is_no_error():
     program = """
 import os, subprocess, sys
@@ -400,7 +400,7 @@ assert (run.stderr, run.returncode) == (b"", 0), run
 
 @pytest.mark.parametrize("command", ["info", "demo"])
 def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
-    monkeypatch.setattr(sessions, "_current", None)
+    monkeypatch.setattr(registry, "_current", None)
     monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
     assert main.main([command]) == 1
     captured = capsys.readouterr()
@@ -412,12 +412,13 @@ def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
 
 @pytest.mark.parametrize("command", ["info", "demo"])
 def test_in_a_child_that_may_use_no_device(command, capsys, monkeypatch):
-    monkeypatch.setattr(sessions, "current", lambda: None)
+    monkeypatch.setattr(registry, "current", lambda: None)
     assert main.main([command]) == 1
     assert "no" in capsys.readouterr().out
 
 
-def test_as_a_module(session):
+@pytest.mark.process
+def test_as_a_module(device):
     run = subprocess.run(
         [sys.executable, "-m", "clgemm", "info"],
         check=False,
@@ -426,9 +427,10 @@ def test_as_a_module(session):
         timeout=60,
     )
     assert (run.returncode, run.stderr) == (0, "")
-    assert session.traits.describe() in run.stdout
+    assert device.traits.describe() in run.stdout
 
 
+@pytest.mark.process
 def test_version_needs_no_device():
     program = """
 import sys

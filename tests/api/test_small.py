@@ -14,16 +14,18 @@ from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure.verify import random_matrix
 
+pytestmark = pytest.mark.contract
+
 
 @pytest.fixture
 def auto(monkeypatch):
     """Let the route decide, as users do; and refuse the long way."""
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
 
-    def gemm(*_arguments, **_flags):
+    def compute(_call):
         raise AssertionError("a small product took the long way")
 
-    monkeypatch.setattr(engine, "gemm", gemm)
+    monkeypatch.setattr(engine, "compute", compute)
 
 
 @pytest.mark.usefixtures("auto")

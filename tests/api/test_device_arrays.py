@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import numpy as np
 import pytest
 import reference
+from helpers import pairwise
 
 import clgemm
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import opencl
+from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -20,9 +19,9 @@ OUT_OF_ORDER = 1  # cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
 
 
 @pytest.fixture(params=[0, OUT_OF_ORDER], ids=["in order", "out of order"])
-def queue(session, request):
+def queue(device, request):
     """Give a queue in a context of the test's own."""
-    context = cl.Context(session.context.devices)
+    context = cl.Context(device.context.devices)
     yield cl.CommandQueue(context, properties=request.param)
     del context  # Intel's runtime forgets a context that only a queue holds
 
@@ -40,19 +39,19 @@ def upload(queue, x, gap=0):
     return there.T if turned else there
 
 
-def require(session, code):
-    if PRECISIONS[code].real == "double" and not session.traits.fp64:
-        pytest.skip(f"{session.traits.describe()} has no double precision")
+def require(device, code):
+    if PRECISIONS[code].real == "double" and not device.traits.fp64:
+        pytest.skip(f"{device.traits.describe()} has no double precision")
 
 
 @pytest.mark.parametrize("code", "sdcz")
-def test_gemm_is_right_for_any_layout(session, queue, code, rng):
-    require(session, code)
+def test_gemm_is_right_for_any_layout(device, queue, code, rng):
+    require(device, code)
     precision = PRECISIONS[code]
     m, n, k = 37, 29, 45
     ours = getattr(clgemm, code + "gemm")
-    cases = itertools.product((0, 1, 2), (0, 1, 2), "FC", (0, 3))
-    for case, (trans_a, trans_b, order, gap) in enumerate(cases):
+    cases = pairwise((0, 1, 2), (0, 1, 2), "FC", (0, 3), (0, 1))
+    for case, (trans_a, trans_b, order, gap, overwrite_c) in enumerate(cases):
         a = np.array(
             random_matrix(rng, precision, *((m, k) if not trans_a else (k, m))), order=order
         )
@@ -66,9 +65,9 @@ def test_gemm_is_right_for_any_layout(session, queue, code, rng):
         there = upload(queue, c)
         got = ours(
             alpha, upload(queue, a, gap), upload(queue, b, gap), beta, there, trans_a, trans_b,
-            overwrite_c=case % 2,
+            overwrite_c=overwrite_c,
         )  # fmt: skip
-        assert (got is there) == bool(case % 2)
+        assert (got is there) == bool(overwrite_c)
         reference.assert_within_bound(got.get(), want, size, k, precision.eps)
         if got is not there:
             np.testing.assert_array_equal(there.get(), c)
@@ -119,9 +118,9 @@ def test_matmul(queue, a, b, rng):
     np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_waits(session, rng):
+def test_nothing_waits(device, rng):
     """The call returns before its operand is there, and the result follows it."""
-    context = cl.Context(session.context.devices)
+    context = cl.Context(device.context.devices)
     queue = cl.CommandQueue(context, properties=OUT_OF_ORDER)
     a = rng.uniform(-1, 1, (50, 50)).astype(np.float32)
     there = upload(queue, a)
@@ -152,16 +151,16 @@ def test_a_chain_of_products(queue, rng):
     np.testing.assert_allclose(x.get(), want, atol=1e-3)
 
 
-def test_to_device_and_back(session, rng):
-    with sessions.using(session):
+def test_to_device_and_back(device, rng):
+    with registry.using(device):
         a = rng.uniform(-1, 1, (60, 60)).astype(np.float32)
         there = clgemm.to_device(a)
-        assert there.context == session.context
+        assert there.context == device.context
         np.testing.assert_array_equal(there.get(), a)
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
 
 
-def test_mistakes_say_what_to_do(session, queue):
+def test_mistakes_say_what_to_do(device, queue):
     a = np.ones((4, 4), np.float32)
     there = upload(queue, a)
     with pytest.raises(TypeError, match=r"to_device\(b\)"):
@@ -184,7 +183,7 @@ def test_mistakes_say_what_to_do(session, queue):
         clgemm.matmul(there, there, out=there[:2])
     with pytest.raises(ValueError, match="copy"):
         clgemm.matmul(there[::2, ::2], there[::2, ::2])
-    context = cl.Context(session.context.devices)
+    context = cl.Context(device.context.devices)
     other = upload(cl.CommandQueue(context), a)
     with pytest.raises(ValueError, match="contexts"):
         clgemm.matmul(there, other)

@@ -10,7 +10,7 @@ from helpers import run_python
 
 import clgemm
 from clgemm.dispatch import engine
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 
 # A call that kept its result would keep 0.3 MB; one that kept its operands, twice that.
 MIXED = """
@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 import numpy as np
 import clgemm
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 
 def resident():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -34,7 +34,7 @@ for call in range(1500):
     c = clgemm.matmul(a, b)
     assert c[-1, -1] == k
     if call + 1 in (100, 1500):
-        memory = sessions.current().memory
+        memory = registry.current().memory
         marks[call + 1] = resident()
         assert memory.used == 0 and memory.peak <= 2**19, (memory.used, memory.peak)
 before, after = marks.values()
@@ -42,26 +42,28 @@ assert after - before < 16e6, f"{(after - before) / 1e6:.1f} MB more"
 """
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, "0.5"])
-def test_calls_of_mixed_sizes_keep_nothing(session, limit):
+def test_calls_of_mixed_sizes_keep_nothing(device, limit):
     """In place, and with copies."""
     if not Path("/proc/self/statm").exists():
         pytest.skip("this system does not tell a process' memory in /proc")
     run = run_python(
-        MIXED, CLGEMM_DEVICE=session.traits.platform, CLGEMM_DEVICE_MEMORY_MB=limit,
+        MIXED, CLGEMM_DEVICE=device.traits.platform, CLGEMM_DEVICE_MEMORY_MB=limit,
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_what_is_known_of_calls_does_not_grow_for_ever(session, monkeypatch):
+def test_what_is_known_of_calls_does_not_grow_for_ever(device, monkeypatch):
     """Neither decisions nor shapes that the host computes."""
-    monkeypatch.setattr(engine, "KNOWN_CALLS", 5)
+    monkeypatch.setattr(engine, "MOST_DECISIONS", 5)
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
-    found = next(f for f in sessions.devices.find() if f.traits == session.traits)
-    fresh = sessions.Session(found, "a test")
-    with sessions.using(fresh):
+    found = next(f for f in registry.devices.find() if f.traits == device.traits)
+    fresh = engine.of(registry.Device(found, "a test"))
+    with registry.using(fresh.device):
         for n in range(1, 20):
-            fresh.hosted.add(("f", n, n, n))
+            fresh.on_host.add(("f", n, n, n))
             clgemm.sgemm(1.0, np.ones((n, 2)), np.ones((2, n)))
-            assert len(fresh.known) <= 5
-            assert len(fresh.hosted) <= 6
+            assert len(fresh.decisions) <= 5
+            assert len(fresh.on_host) <= 6

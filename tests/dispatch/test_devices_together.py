@@ -10,31 +10,30 @@ import pytest
 from helpers import GPU, run_python
 
 import clgemm
-from clgemm.dispatch import team
+from clgemm.dispatch import engine, multi_device
 from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, describe
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
-from clgemm.runtime.device import Session
+from clgemm.runtime import devices, registry
+from clgemm.runtime.device import Device
 
 RNG = np.random.default_rng(3)
 
 
 @pytest.fixture
-def pair(session, monkeypatch):
+def pair(device, monkeypatch):
     """Let the device under test, and another like it or itself opened twice, be those in use.
 
     They share even small calls.
     """
-    *_, found = (f for f in devices.find() if f.traits == session.traits)
-    second = Session(found, "the same again")
-    monkeypatch.setattr(sessions, "_current", session)
-    monkeypatch.setattr(sessions, "_chosen", session)
-    monkeypatch.setattr(sessions, "_others", (second,))
-    monkeypatch.setattr(team, "LEAST_FLOPS", 0)
+    *_, found = (f for f in devices.find() if f.traits == device.traits)
+    second = Device(found, "the same again")
+    monkeypatch.setattr(registry, "_current", device)
+    monkeypatch.setattr(registry, "_chosen", device)
+    monkeypatch.setattr(registry, "_others", (second,))
+    monkeypatch.setattr(multi_device, "LEAST_FLOPS", 0)
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
-    session.forget()
-    yield session, second
-    session.forget()
+    engine.of(device).forget()
+    yield device, second
+    engine.of(device).forget()
 
 
 def random(shape, dtype):
@@ -52,10 +51,14 @@ def assert_close(got, a, b, add=0):
     assert np.all(np.abs(got - (a.astype(wide) @ b.astype(wide) + add)) <= bound)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
-@pytest.mark.parametrize("shape", [(700, 90, 65), (33, 601, 40), (1, 1, 5)])
+# Where a product is cut does not depend on its type.
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("f", (700, 90, 65)), ("f", (33, 601, 40)), ("f", (1, 1, 5)), ("d", (33, 601, 40)),
+     ("F", (700, 90, 65)), ("D", (33, 601, 40))],
+)  # fmt: skip
 def test_matmul_on_two_devices(pair, dtype, shape):
-    if BY_DTYPE[np.dtype(dtype)].real == "double" and not pair[0].traits.fp64:
+    if not pair[0].traits.has(BY_DTYPE[np.dtype(dtype)]):
         pytest.skip("this device has no double precision")
     m, n, k = shape
     a, b = random((m, k), dtype), random((k, n), dtype)
@@ -79,19 +82,19 @@ def test_stacks_are_divided(pair):  # noqa: ARG001 - two devices in use
 def test_both_devices_compute_and_explain_says_so(pair):
     a, b = random((1024, 64), np.float32), random((64, 512), np.float32)
     ran = []
-    for session in pair:
-        enqueue = session.programs.kernel
+    for device in pair:
+        enqueue = device.programs.kernel
 
-        def kernel(spec, session=session, enqueue=enqueue):
-            ran.append(session)
+        def kernel(spec, device=device, enqueue=enqueue):
+            ran.append(device)
             return enqueue(spec)
 
-        session.programs.kernel = kernel
+        device.programs.kernel = kernel
     try:
         first = clgemm.matmul(a, b)
     finally:
-        for session in pair:
-            del session.programs.kernel
+        for device in pair:
+            del device.programs.kernel
     assert set(ran) == set(pair)
     explanation = clgemm.explain(a, b)
     assert sum(part for _, part in explanation.shares) == pytest.approx(1)
@@ -101,11 +104,12 @@ def test_both_devices_compute_and_explain_says_so(pair):
 
 
 def test_what_is_small_is_not_shared(pair, monkeypatch):  # noqa: ARG001 - two devices in use
-    monkeypatch.setattr(team, "LEAST_FLOPS", 2**40)
+    monkeypatch.setattr(multi_device, "LEAST_FLOPS", 2**40)
     a = random((300, 300), np.float32)
     assert clgemm.explain(a, a).shares == ()
 
 
+@pytest.mark.process
 def test_devices_of_different_platforms():
     kinds = {f.traits.platform for f in devices.find() if not devices.works(f.device)}
     if len(kinds) < 2:
@@ -126,19 +130,18 @@ print(e)
     assert "shared among devices" in done.stdout
 
 
-def shared(problem, sessions_and_seconds):
+def shared(problem, traits_and_seconds):
     """Share a problem among devices that are not here, with these predicted times."""
-    predicted = {id(s): t for s, t in sessions_and_seconds}
-    return team.several(
-        [s for s, _ in sessions_and_seconds],
-        problem,
-        lambda session, _: SimpleNamespace(device_seconds=lambda _: predicted[id(session)]),
-        lambda _session, _problem: SimpleNamespace(run=lambda _arrays: None),
+    return multi_device.runner([far_away(*x) for x in traits_and_seconds], problem)
+
+
+def far_away(traits, seconds):
+    times = SimpleNamespace(device_seconds=lambda _: seconds)
+    return SimpleNamespace(
+        device=SimpleNamespace(traits=traits),
+        break_evens=SimpleNamespace(known=lambda _: times),
+        runner=lambda _: SimpleNamespace(run=lambda _call, _stop: None),
     )
-
-
-def far_away(traits):
-    return SimpleNamespace(traits=traits)
 
 
 def problem_of(code, n):
@@ -148,19 +151,19 @@ def problem_of(code, n):
 
 
 def test_shares_follow_the_measured_times():
-    fast, slow = far_away(GPU), far_away(replace(GPU, name="another"))
+    fast, slow = GPU, replace(GPU, name="another")
     found = shared(problem_of("s", 4096), [(fast, 0.1), (slow, 0.3)])
     assert [[t.columns.size for t in share.tiles] for share in found.shares] == [[3072], [1024]]
 
 
 def test_what_the_fastest_device_soon_has_done_is_not_shared():
-    pair = [far_away(GPU), far_away(replace(GPU, name="another"))]
-    times = [team.LEAST_SECONDS * 0.9, team.LEAST_SECONDS * 1.1]
+    pair = [GPU, replace(GPU, name="another")]
+    times = [multi_device.LEAST_SECONDS * 0.9, multi_device.LEAST_SECONDS * 1.1]
     assert shared(problem_of("s", 4096), list(zip(pair, times, strict=True))) is None
 
 
 def test_a_device_without_double_precision_takes_no_part_in_it():
-    able, unable = far_away(GPU), far_away(replace(GPU, name="another", fp64=False))
+    able, unable = GPU, replace(GPU, name="another", fp64=False)
     pair = [(able, 0.1), (unable, 0.1)]
     assert shared(problem_of("d", 2048), pair) is None
     assert shared(problem_of("z", 2048), pair) is None

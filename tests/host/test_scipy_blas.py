@@ -13,13 +13,12 @@ from helpers import entry_with, run_python
 
 import clgemm
 from clgemm.api import small
-from clgemm.dispatch import break_even
+from clgemm.dispatch import break_even, engine
 from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.errors import GemmArgumentError
 from clgemm.host import identity, scipy_blas
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices
+from clgemm.runtime import devices, registry
 from clgemm.tuning import verification
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
@@ -44,18 +43,19 @@ assert ("scipy.linalg" in sys.modules) == (clgemm.explain(tiny, tiny).route == "
 
 
 @pytest.fixture
-def fresh(session, monkeypatch, tmp_path):
-    """Give a session that knows parameters and no break-evens, and an empty cache directory."""
+def fresh(device, monkeypatch, tmp_path):
+    """Give the engine of a device that knows parameters and no break-evens, and an empty cache directory."""
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
-    found = next(f for f in devices.find() if f.traits == session.traits)
-    session = sessions.Session(found, "a test")
-    session.tuned["s"] = lookup.defaults(session.traits, S, "a test")
-    with sessions.using(session):
-        yield session
+    found = next(f for f in devices.find() if f.traits == device.traits)
+    fresh = engine.of(registry.Device(found, "a test"))
+    fresh.parameters.use("s", lookup.defaults(device.traits, S, "a test"))
+    with registry.using(fresh.device):
+        yield fresh
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("route", ["auto", "device"])
 def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     """Nor what only a search needs, if parameters and break-evens are known."""
@@ -65,13 +65,12 @@ def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
     cores = {"kernels": "?", "threads": identity.usable_cores()}
     monkeypatch.setattr(identity, "library", lambda: cores)
-    configs = fresh.tuned["s"].configs
-    store = lookup.store_for(fresh.traits)
+    configs = fresh.parameters.of("s").configs
+    store = lookup.store_for(fresh.device.traits)
     assert store.write(lookup.entry_name(S), entry_with(*configs))
     verification.remember(store, S, configs)
-    a = np.ones((300, 300), np.float32, order="F")
-    clgemm.sgemm(1.0, a, a)  # break-evens are on disk from here on
-    name = fresh.traits.platform.split()[0]
+    fresh.measure_break_evens(S)
+    name = fresh.device.traits.platform.split()[0]
     run = run_python(CALL, CLGEMM_ROUTE=route, CLGEMM_DEVICE=name)
     assert (run.stderr, run.returncode) == ("", 0)
 
@@ -88,6 +87,7 @@ def test_a_library_that_is_not_loaded_is_as_its_variables_make_it(monkeypatch):
         assert not identity.is_as_noted(damage)
 
 
+@pytest.mark.process
 def test_errors_are_scipys_too_whenever_it_is_imported():
     program = """
 import pickle, sys
@@ -153,6 +153,7 @@ def test_small_products_ask_for_scipys_routine_once(monkeypatch):
     assert asked == ["s"]
 
 
+@pytest.mark.process
 def test_threads_that_need_it_at_once_get_one_module():
     program = """
 import sys, threading
@@ -173,6 +174,7 @@ assert all(f is scipy.linalg.blas.dgemm for f in found)
     assert (run.stderr, run.returncode) == ("", 0)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["clgemm", "scipy.linalg"])
 def test_programs_may_replace_scipys_functions_before_the_first_call(first):
     program = f"""

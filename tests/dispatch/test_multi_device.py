@@ -11,21 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clgemm.dispatch.multi_device import GRAIN, LEAST_SHARE, PIECES, Member, Several, cuts, shares
-from clgemm.problem import Operand, describe
+from clgemm.dispatch.multi_device import (
+    GRAIN,
+    LEAST_SHARE,
+    PIECES,
+    Member,
+    MultiDeviceRunner,
+    cuts,
+    shares,
+)
+from clgemm.problem import Call, Operand, describe
 from clgemm.runtime.interrupt import Stop
-from clgemm.streaming.stream import Arrays
 
 RNG = np.random.default_rng(5)
 
 
 def case(m, n, k, batch=0, beta=0.0):
-    """Return a problem, its arrays, and what its C is to be."""
+    """Return a problem, its call, and what its C is to be."""
     stack = (batch,) if batch else ()
     a, b = RNG.standard_normal((*stack, m, k)), RNG.standard_normal((*stack, k, n))
     c = np.full((*stack, n, m), 3.0).swapaxes(-1, -2)
     problem = describe(Operand(a), Operand(b), c, reads_c=beta != 0)
-    return problem, Arrays(2.0, a, b, beta, c), 2 * a @ b + beta * c
+    return problem, Call(2.0, a, b, beta, c), 2 * a @ b + beta * c
 
 
 class Runner(NamedTuple):
@@ -34,14 +41,14 @@ class Runner(NamedTuple):
     problem: object
     log: list
 
-    def run(self, arrays):
-        *stack, m, n = arrays.c.shape
+    def run(self, call, _stop=None):
+        *stack, m, n = call.c.shape
         want = self.problem
-        assert (m, n, arrays.a.shape[-1], *stack) == (want.m, want.n, want.k, want.batch)[
+        assert (m, n, call.a.shape[-1], *stack) == (want.m, want.n, want.k, want.batch)[
             : 3 + len(stack)
         ]
-        self.log.append((threading.get_ident(), arrays.c.size))
-        arrays.c[...] = arrays.alpha * arrays.a @ arrays.b + arrays.beta * arrays.c
+        self.log.append((threading.get_ident(), call.c.size))
+        call.c[...] = call.alpha * call.a @ call.b + call.beta * call.c
 
 
 def member(rate=1.0, kind="gpu", *, copies=True, log=None):
@@ -114,66 +121,66 @@ def test_less_than_a_part_for_each():
     ],
 )
 def test_the_parts_make_the_whole(m, n, k, batch, beta):
-    problem, arrays, want = case(m, n, k, batch, beta)
+    problem, call, want = case(m, n, k, batch, beta)
     log = []
     members = [
         member(2.0, log=log), member(2.0, log=log), member(1.0, "cpu", copies=False, log=log),
     ]  # fmt: skip
-    Several(problem, members).run(arrays)
-    np.testing.assert_allclose(arrays.c, want, rtol=1e-13, atol=1e-13)
-    assert sum(size for _, size in log) == arrays.c.size
+    MultiDeviceRunner(problem, members).run(call)
+    np.testing.assert_allclose(call.c, want, rtol=1e-13, atol=1e-13)
+    assert sum(size for _, size in log) == call.c.size
 
 
 def test_equal_devices_work_at_the_same_time():
-    problem, arrays, want = case(4 * GRAIN, 1, 2)
+    problem, call, want = case(4 * GRAIN, 1, 2)
     meet = threading.Barrier(2, timeout=20)
 
     class Meeting(Runner):
-        def run(self, arrays):
+        def run(self, call, stop=None):
             meet.wait()
-            super().run(arrays)
+            super().run(call, stop)
 
-    both = [Member("gpu", 1.0, copies=True, runner=lambda p: Meeting(p, []))] * 2
-    Several(problem, both).run(arrays)
-    np.testing.assert_allclose(arrays.c, want, rtol=1e-13, atol=1e-13)
+    both = [Member("gpu", 1.0, copies=True, make=lambda p: Meeting(p, []))] * 2
+    MultiDeviceRunner(problem, both).run(call)
+    np.testing.assert_allclose(call.c, want, rtol=1e-13, atol=1e-13)
 
 
 def test_what_goes_wrong_on_one_device_is_raised_when_all_have_stopped():
-    problem, arrays, _ = case(4 * GRAIN, 1, 2)
+    problem, call, _ = case(4 * GRAIN, 1, 2)
     log = []
 
     class Failing(Runner):
-        def run(self, _arrays):
+        def run(self, _call, _stop=None):
             raise MemoryError("full")
 
-    members = [member(log=log), Member("b", 1.0, copies=True, runner=lambda p: Failing(p, log))]
+    members = [member(log=log), Member("b", 1.0, copies=True, make=lambda p: Failing(p, log))]
     with pytest.raises(MemoryError, match="full"):
-        Several(problem, members).run(arrays)
+        MultiDeviceRunner(problem, members).run(call)
     assert len(log) == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_when_one_device_fails_the_others_hear_of_it(order):
-    problem, arrays, _ = case(4 * GRAIN, 1, 2)
+    problem, call, _ = case(4 * GRAIN, 1, 2)
     heard, begun = [], threading.Event()
 
     class Failing(Runner):
-        def run(self, _arrays):
+        def run(self, _call, _stop=None):
             assert begun.wait(20)
             raise MemoryError("full")
 
     class Listening(Runner):
-        def run(self, arrays):
+        def run(self, _call, stop=None):
             begun.set()
-            heard.append(arrays.stop.wait(20))
+            heard.append(stop.wait(20))
             raise CancelledError
 
     members = [
-        Member("a", 1.0, copies=True, runner=lambda p: Failing(p, [])),
-        Member("b", 1.0, copies=True, runner=lambda p: Listening(p, [])),
+        Member("a", 1.0, copies=True, make=lambda p: Failing(p, [])),
+        Member("b", 1.0, copies=True, make=lambda p: Listening(p, [])),
     ]
     with pytest.raises(MemoryError, match="full"):
-        Several(problem, members[::order]).run(arrays)
+        MultiDeviceRunner(problem, members[::order]).run(call)
     assert heard == [True]
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import scipy.linalg.blas
-from helpers import CPU, GPU, run_python, square
+from helpers import CPU, GPU, gemm, run_python, square
 
 import clgemm
 from clgemm.api import explain, small
@@ -22,7 +22,7 @@ from clgemm.dispatch.times import BreakEven, Curve, counts
 from clgemm.host import blas as host_blas
 from clgemm.host import identity, scipy_blas
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
 
@@ -41,11 +41,7 @@ def ideal():
 
 
 def where(traits, problem, wish, measured=None):
-    return route(traits, problem, wish, lambda: measured).where
-
-
-def never():
-    raise AssertionError("nothing had to be compared")
+    return route(traits, problem, wish, measured).where
 
 
 @pytest.mark.parametrize("traits", [CPU, GPU], ids=["CPU", "GPU"])
@@ -53,16 +49,16 @@ def test_by_size_where_nothing_is_measured(traits):
     assert where(traits, square(2), "auto") == "host"
     assert square(64).flops == SMALL_FLOPS
     assert square(896).flops == SMALL_WITH_COPIES
-    assert route(traits, square(64), "auto", never).where == "host"
-    limit = 64 if traits.unified_memory else 896
+    assert route(traits, square(64), "auto", None).where == "host"
+    limit = 128 if traits.unified_memory else 896
     assert where(traits, square(limit), "auto") == "host"
     assert where(traits, square(limit + 1), "auto") == "device"
     assert where(traits, square(limit, "c"), "auto") == "device", "four times the work"
 
 
 def test_by_wish():
-    assert route(CPU, square(2), "device", never).where == "device"
-    assert route(CPU, square(512), "host", never).where == "host"
+    assert route(CPU, square(2), "device", None).where == "device"
+    assert route(CPU, square(512), "host", None).where == "host"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def test_the_faster_one_is_taken(traits, share):
     found = ideal()
     for n in range(65, 600, 5):
         g = square(n)
-        decision = route(traits, g, "auto", lambda: found)
+        decision = route(traits, g, "auto", found)
         host, device = decision.host_seconds, decision.device_seconds
         limit = share if traits is GPU or host < SHORT else TIE
         assert decision.where == ("device" if device <= limit * host else "host")
@@ -150,23 +146,23 @@ def test_two_measurements_merge_to_the_least_times():
     assert dict(merged.device.seconds) == dict(fast.seconds)
 
 
-def found_of(session):
-    """Return the device of a session."""
-    return next(f for f in sessions.devices.find() if f.traits == session.traits)
+def found_of(device):
+    """Return the device of a device."""
+    return next(f for f in registry.devices.find() if f.traits == device.traits)
 
 
 @pytest.fixture
-def fresh(session, monkeypatch, tmp_path):
-    """Give a session that has measured nothing, tuning on, and an empty cache directory."""
+def fresh(device, monkeypatch, tmp_path):
+    """Give the engine of a device that has measured nothing, tuning on, an empty cache directory."""
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
-    session = sessions.Session(found_of(session), "a test")
+    fresh = engine.of(registry.Device(found_of(device), "a test"))
     for code, precision in PRECISIONS.items():
-        session.tuned[code] = lookup.defaults(session.traits, precision, "a test")
-    with sessions.using(session):
-        yield session
+        fresh.parameters.use(code, lookup.defaults(device.traits, precision, "a test"))
+    with registry.using(fresh.device):
+        yield fresh
 
 
 @pytest.fixture
@@ -183,102 +179,118 @@ def measurements(monkeypatch):
     return done
 
 
-def again(session):
+def again(fresh):
     """Forget what is in memory, as another process would not know it."""
-    session.break_evens.clear()
-    session.forget()
+    fresh.break_evens.forget()
+    fresh.forget()
 
 
-def decide(n=100, code="s"):
+def decide(n=200, code="s"):
     a = np.ones((n, n), PRECISIONS[code].dtype, "F")
     np.testing.assert_allclose(getattr(clgemm, f"{code}gemm")(1.0, a, a), a @ a)
     return clgemm.explain(a, a)
 
 
+def measure(fresh, code="s"):
+    """Measure as `clgemm tune` does, and begin anew."""
+    fresh.measure_break_evens(PRECISIONS[code])
+    again(fresh)
+
+
+def test_no_call_measures(fresh, measurements):
+    """What is not known has a default, in this process and until its end."""
+    found = decide()
+    assert (found.host_seconds, found.route) == (None, "device")
+    assert decide(100).route == "host"
+    fresh.measure_break_evens(PRECISIONS["s"])
+    assert measurements == ["s"]
+    assert decide(90).host_seconds is None
+    assert decide() == found
+
+
 def test_break_evens_are_measured_once_and_kept(fresh, measurements):
-    decide()
-    decide(90)
-    assert measurements == ["s"]
-    assert fresh.break_evens["s"][1].host.seconds.keys() == set(SHAPES[:4])
-    again(fresh)
+    measure(fresh)
     first = decide()
-    assert measurements == ["s"]
-    decide(70, "d")
-    assert measurements == ["s", "d"]
-    again(fresh)
+    assert first.host_seconds is not None
+    assert fresh.break_evens.known(PRECISIONS["s"]).host.seconds.keys() == set(SHAPES[:4])
+    measure(fresh)
     assert decide() == first
+    assert measurements == ["s"]
+    assert fresh.break_evens.is_missing(PRECISIONS["d"])
+    measure(fresh, "d")
+    assert not fresh.break_evens.is_missing(PRECISIONS["d"])
     assert measurements == ["s", "d"]
 
 
 def test_what_is_only_measured_leaves_no_line_about_a_call(fresh, caplog):
     """There are thousands; writing them takes longer than the products."""
     with caplog.at_level(logging.DEBUG, logger="clgemm"):
-        decide()
-    assert fresh.break_evens
+        measure(fresh)
+        clgemm.sgemm(1.0, np.ones((200, 200)), np.ones((200, 200)))
     said = [r.getMessage() for r in caplog.records if r.name == "clgemm.dispatch.engine"]
     assert len(said) == 1
-    assert "100 x 100 x 100" in said[0]
+    assert "200 x 200 x 200" in said[0]
 
 
 @pytest.mark.parametrize("change", ["host", "parameters", "damage", "schema"])
 def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_path):
-    decide()
+    measure(fresh)
     if change == "host":
-        monkeypatch.setattr(break_even.host_blas, "identity", lambda: {"threads": 99})
+        monkeypatch.setattr(break_even.identity, "identity", lambda: {"threads": 99})
     elif change == "parameters":
-        model = fresh.tuned["s"].model
-        model = replace(model, variants=model.variants * 2)
-        fresh.tuned["s"] = replace(fresh.tuned["s"], model=model)
+        tuned = fresh.parameters.of("s")
+        model = replace(tuned.model, variants=tuned.model.variants * 2)
+        fresh.parameters.use("s", replace(tuned, model=model))
     else:
         (path,) = tmp_path.glob("*.route")
         text = path.read_text()
         broken = {"damage": text[:-9], "schema": text.replace('schema": 2', 'schema": 0')}
         path.write_text(broken[change])
-    if change != "parameters":
-        again(fresh)
-    fresh.forget()
-    decide()
+    assert fresh.break_evens.is_missing(PRECISIONS["s"])
+    again(fresh)
+    assert decide().host_seconds is None
+    measure(fresh)
     assert measurements == ["s", "s"]
+    assert decide().host_seconds is not None
 
 
 def test_a_busy_machine_is_measured_again_but_not_for_ever(fresh, measurements, monkeypatch):
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 1.0)
     for _ in range(break_even.ENOUGH + 3):
-        decide()
-        again(fresh)
+        measure(fresh)
     assert len(measurements) == break_even.ENOUGH
 
 
 def test_what_a_busy_machine_measured_ends_with_a_quiet_moment(fresh, measurements, monkeypatch):
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 1.0)
-    decide()
+    measure(fresh)
+    assert fresh.break_evens.is_missing(PRECISIONS["s"])
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
     for _ in range(3):
-        again(fresh)
-        decide()
+        measure(fresh)
     assert len(measurements) == 2
 
 
 def test_nothing_is_measured_or_read_with_tuning_off(fresh, measurements, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "off")
+    measure(fresh)
     assert decide().host_seconds is None
     assert not measurements
-    assert not fresh.break_evens
     assert not list(tmp_path.glob("*.route"))
 
 
 def test_a_directory_that_cannot_be_written_fails_no_call(fresh, measurements, monkeypatch):
     monkeypatch.setenv("CLGEMM_CACHE_DIR", "/proc/nowhere")
+    measure(fresh)
     decide()
-    decide(80)
     assert measurements == ["s"]
-    assert fresh.break_evens["s"]
 
 
 def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
     """From the second call on, without the driver."""
     launch = BreakEven(curve(HOST_RATES), curve([1.0, *DEVICE_RATES[1:]]))
     monkeypatch.setattr(break_even, "measured", lambda *_: launch)
+    measure(fresh)
     a, b = np.ones((100, 90), np.float32), np.ones((90, 80), np.float32, "F")
     kinds = {
         "gemm": lambda x, y: clgemm.sgemm(2.0, x, y),
@@ -287,9 +299,9 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
     for name, call in kinds.items():
         fresh.forget()
         first = call(a, b)
-        assert len(fresh.hosted) == 1
+        assert len(fresh.on_host) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "gemm", None)
+            patch.setattr(engine, "compute", None)
             np.testing.assert_array_equal(call(a, b), first)
             with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
                 call(np.ones((100, 180), np.float32)[:, ::2], b)
@@ -302,7 +314,7 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
 
 
 def test_small_forgets_when_parameters_change(fresh):
-    fresh.hosted.add(("f", 100, 100, 100))
+    fresh.on_host.add(("f", 100, 100, 100))
     x = np.ones((100, 100), np.float32)
     assert small.matmul(x, x) is not None
     fresh.forget()
@@ -321,7 +333,7 @@ def test_the_host_writes_either_order_in_place(order, rng, monkeypatch):
         return real(*arguments, **more)
 
     monkeypatch.setattr(scipy_blas, "gemm", lambda _: zgemm)
-    engine.gemm(1.0, a, b, 0.0, c, conj_a=True)
+    gemm(1.0, a, b, 0.0, c, conj_a=True)
     np.testing.assert_allclose(c, a.conj() @ b)
     assert np.shares_memory(used[0]["c"], c)
 
@@ -335,30 +347,31 @@ def test_the_host_multiplies_stacks_by_numpy(rng, monkeypatch):
 
 def test_explain_tells_what_happens(fresh, monkeypatch):
     monkeypatch.setattr(break_even, "measured", lambda *_: ideal())
+    measure(fresh)
     x = np.ones((300, 300), np.float32)
     found = clgemm.explain(x, x)
     assert isinstance(found, clgemm.Explanation)
     assert (found.route, found.product) == ("device", "sgemm (300 x 300 x 300)")
-    assert found.device == fresh.traits.describe()
-    assert found.config.startswith(fresh.tuned["s"].configs[0].family)
-    assert found.origin == fresh.tuned["s"].origin
+    assert found.device == fresh.device.traits.describe()
+    assert found.config.startswith(fresh.parameters.of("s").configs[0].family)
+    assert found.origin == fresh.parameters.of("s").origin
     assert found.device_seconds < found.host_seconds < 1e-2
     for word in ("300", "device", found.config, "predicted", "transfers"):
         assert word in str(found)
-    shared = fresh.traits.unified_memory
+    shared = fresh.device.traits.unified_memory
     assert (found.bytes_up, found.bytes_down) == ((0, 0) if shared else (720000, 360000))
     with pytest.raises(FrozenInstanceError):
         found.route = "host"
     host = clgemm.explain(x[:70, :70], x[:70, :70], trans_b=1)
-    assert (host_blas.route, host_blas.config) == ("host", "")
+    assert (host.route, host.config) == ("host", "")
     assert "host's BLAS is faster" in str(host)
     assert clgemm.explain(x[:2], x[:, :2]).host_seconds is None
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
     assert clgemm.explain(x, x).why == "CLGEMM_ROUTE=host"
 
 
-def test_explain_looks_at_every_kind_of_operand(session):
-    with sessions.using(session):
+def test_explain_looks_at_every_kind_of_operand(device):
+    with registry.using(device):
         z = np.empty((4, 80, 80), complex)
         stack = clgemm.explain(z, z)
         assert stack.product == "zgemm 4 x (80 x 80 x 80)"
@@ -380,10 +393,10 @@ def test_explain_looks_at_every_kind_of_operand(session):
 
 
 @pytest.mark.parametrize("wish", ["auto", "device", "host"])
-def test_each_call_says_what_it_does(session, wish, caplog, monkeypatch):
+def test_each_call_says_what_it_does(device, wish, caplog, monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", wish)
-    a, tiny = np.ones((90, 90), np.float32), np.ones((3, 3), np.float32)
-    with sessions.using(session), caplog.at_level(logging.DEBUG, logger="clgemm"):
+    a, tiny = np.ones((190, 190), np.float32), np.ones((3, 3), np.float32)
+    with registry.using(device), caplog.at_level(logging.DEBUG, logger="clgemm"):
         for x in (a, tiny):
             for call in (lambda x=x: clgemm.sgemm(1.0, x, x), lambda x=x: clgemm.matmul(x, x)):
                 caplog.clear()
@@ -395,6 +408,7 @@ def test_each_call_says_what_it_does(session, wish, caplog, monkeypatch):
                 assert f"{len(x)} x {len(x)} x {len(x)}" in lines[0]
 
 
+@pytest.mark.process
 def test_the_host_s_blas_is_named():
     found = identity.identity()
     assert all(isinstance(value, str | int) for value in found.values())
@@ -419,11 +433,11 @@ def test_the_command_line_explains(capsys):
     ]  # fmt: skip
 
 
-def test_explain_counts_blocks_and_bytes(session, monkeypatch):
+def test_explain_counts_blocks_and_bytes(device, monkeypatch):
     """Where operands are copied, as they are for a limit that they do not fit in."""
     monkeypatch.setenv("CLGEMM_DEVICE_MEMORY_MB", "1")
     x = np.empty((600, 600), np.float32)
-    with sessions.using(sessions.Session(found_of(session), "a test")):
+    with registry.using(registry.Device(found_of(device), "a test")):
         found = clgemm.explain(x, x)
     assert found.route == "device"
     assert found.blocks > 1
@@ -451,7 +465,7 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
         for beta in (0.0, 0.5):
             c = np.full((50, 40), 1 + 1j, order=order_c)
             want = 2 * a @ (b.conj() if conj else b) + beta * c
-            engine.gemm(2.0, a, b, beta, c, conj_b=conj)
+            gemm(2.0, a, b, beta, c, conj_b=conj)
             np.testing.assert_allclose(c, want)
     assert len(calls) > 4 * 8
 

@@ -14,8 +14,7 @@ from helpers import run_python
 
 import clgemm
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import device as sessions
-from clgemm.runtime import devices, interrupt
+from clgemm.runtime import devices, interrupt, registry
 from clgemm.tuning.measure.verify import Checker, random_matrix
 from clgemm.tuning.store.lookup import competitors
 
@@ -46,7 +45,7 @@ def run_threads(work):
         raise failures[0]
 
 
-def test_threads_get_their_own_results(session):
+def test_threads_get_their_own_results(device):
     """Launches share kernels, scratch memory and a queue; arguments must not mix."""
 
     def work(number):
@@ -64,25 +63,26 @@ def test_threads_get_their_own_results(session):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with sessions.using(session):
+        with registry.using(device):
             run_threads(work)
     finally:
         sys.setswitchinterval(interval)
 
 
-def test_threads_that_make_the_first_call_share_one_session(session):
+@pytest.mark.process
+def test_threads_that_make_the_first_call_share_one_session(device):
     program = """
 import threading, time
 import numpy as np
 import clgemm
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 gate, results, opened = threading.Barrier(8), [], []
-real = sessions.Session.__init__
+real = registry.Device.__init__
 def slowly(self, *more):
     opened.append(self)
     time.sleep(0.1)
     real(self, *more)
-sessions.Session.__init__ = slowly
+registry.Device.__init__ = slowly
 a = np.eye(90, dtype=np.float32)
 def call():
     gate.wait()
@@ -93,17 +93,17 @@ threads = [threading.Thread(target=call) for _ in range(8)]
 assert len(results) == 8 and all((c == 3 * a).all() for c in results)
 assert len(opened) == 1, opened
 """
-    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(session):
+def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(device):
     """The check fills scratch memory with NaN, which no other call may share meanwhile."""
     a = np.random.default_rng(5).random((1200, 1200), np.float32)
     precision, checked = PRECISIONS["s"], 0
-    checker = Checker(session, precision)
-    config = competitors(session.traits, precision)[0].default(session.traits, precision)
-    with sessions.using(session), ThreadPoolExecutor(1) as pool:
+    checker = Checker(device, precision)
+    config = competitors(device.traits, precision)[0].default(device.traits, precision)
+    with registry.using(device), ThreadPoolExecutor(1) as pool:
         want = clgemm.matmul(a, a)
         assert checker.quick(config) == ""
         for _ in range(8):
@@ -115,7 +115,7 @@ def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(session)
     assert checked, "no check ran beside a product: the test tests nothing"
 
 
-def test_the_interpreter_runs_on_while_the_device_works(session):
+def test_the_interpreter_runs_on_while_the_device_works(device):
     """The GIL is released: another thread counts during one long call."""
     a = np.ones((700, 700), np.float32)
     counted, done = [0], threading.Event()
@@ -124,7 +124,7 @@ def test_the_interpreter_runs_on_while_the_device_works(session):
         while not done.is_set():
             counted[0] += 1
 
-    with sessions.using(session):
+    with registry.using(device):
         clgemm.sgemm(1.0, a, a)
         thread = threading.Thread(target=count)
         thread.start()
@@ -143,7 +143,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import clgemm
 from clgemm.errors import ClgemmError
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 
 a = np.random.default_rng(3).uniform(-1, 1, (90, 90)).astype(np.float32)
 want = a @ a
@@ -213,8 +213,8 @@ finally:
 assert right()
 held, free = threading.Event(), threading.Event()
 def hold():
-    session = sessions.current()
-    with sessions._lock, session.lock, session.tuning, session.measuring:
+    device = registry.current()
+    with registry._lock, device.lock, device.tuning, device.measuring:
         held.set()
         free.wait()
 thread = threading.Thread(target=hold)
@@ -229,7 +229,7 @@ finally:
     "while another thread makes the first call": """
 thread = threading.Thread(target=right)
 thread.start()
-while not sessions._lock.locked() and thread.is_alive():
+while not registry._lock.locked() and thread.is_alive():
     time.sleep(0.001)
 time.sleep(0.05)
 assert in_child(computes_or_raises) == 0
@@ -241,10 +241,13 @@ wide = np.lib.stride_tricks.sliding_window_view(vector, 10000)[:3000]
 thread = threading.Thread(target=lambda: clgemm.dgemm(1.0, wide, wide.T), daemon=True)
 assert right()
 thread.start()
-while not sessions.current().running and thread.is_alive():
+while not registry.current().running and thread.is_alive():
     time.sleep(0.001)
-assert in_child(right) == 0
+child = os.fork()
+if not child:
+    os._exit(0 if right() else 5)
 assert thread.is_alive(), "the call was not long enough to test anything"
+assert wait(child) == 0
 """,
     "and ends like any program": """
 assert right()
@@ -264,51 +267,53 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 }
 
 
+@pytest.mark.process
 @needs_fork
 @pytest.mark.parametrize("how", FORKS)
-def test_a_forked_child_computes_or_raises_and_never_hangs(session, how):
-    run = run_python(FORK + FORKS[how], timeout=100, CLGEMM_DEVICE=session.traits.platform)
+def test_a_forked_child_computes_or_raises_and_never_hangs(device, how):
+    run = run_python(FORK + FORKS[how], timeout=100, CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
 
 
 @needs_fork
-def test_a_child_of_a_driver_that_does_not_survive_computes_on_the_host(session):
-    if session.traits.fork_safe:
-        pytest.skip(f"{session.traits.describe()} survives a fork")
+def test_a_child_of_a_driver_that_does_not_survive_computes_on_the_host(device):
+    if device.traits.fork_safe:
+        pytest.skip(f"{device.traits.describe()} survives a fork")
     program = (
         FORK
         + """
 assert right()
-assert in_child(lambda: right() and sessions.current() is None) == 0
+assert in_child(lambda: right() and registry.current() is None) == 0
 """
     )
-    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "last_words",
     [
         "",
         "sys.exit(0)",
-        "import gc; gc.collect(); del clgemm, sessions",
+        "import gc; gc.collect(); del clgemm, registry",
         "kept = [clgemm.sgemm(1.0, a, a) for _ in range(3)]; kept.append(kept)",
         "import atexit; atexit.register(lambda: clgemm.sgemm(1.0, a, a))",
         "threading.Thread(target=lambda: [clgemm.sgemm(1.0, a, a) for _ in range(50)]).start()",
     ],
 )
-def test_a_program_ends_without_a_word(session, last_words):
+def test_a_program_ends_without_a_word(device, last_words):
     program = f"""
 import sys, threading
 import numpy as np
 import clgemm
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 a = np.eye(90, dtype=np.float32)
 assert (clgemm.sgemm(1.0, a, a) == a).all()
 assert (clgemm.zgemm(1.0, a, a) == a).all()
 {last_words}
 """
-    run = run_python(program, CLGEMM_DEVICE=session.traits.platform)
+    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
     assert (run.returncode, run.stderr, run.stdout) == (0, "", "")
 
 
@@ -317,7 +322,7 @@ LONG = """
 import os, signal, sys, threading, time
 import numpy as np
 import clgemm
-from clgemm.runtime import device as sessions
+from clgemm.runtime import registry
 
 vector = np.random.default_rng(3).uniform(-1, 1, 120_000)
 wide = np.lib.stride_tricks.sliding_window_view(vector, 100_000)[:4000]
@@ -343,8 +348,8 @@ for out in (None, np.zeros((len(wide), len(wide)), order="F")):
         passed = time.monotonic() - pressed[0]
     assert passed < 3, f"{passed:.2f} s until Ctrl-C was heard"
     assert (vector == before).all()
-    session = sessions.opened()
-    assert session is None or not session.running
+    device = registry.opened()
+    assert device is None or not device.running
     if out is not None:
         copy = out.copy()
         time.sleep(0.2)
@@ -355,18 +360,21 @@ np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-2)
 """
 
 
+@pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["device", "host"])
-def test_ctrl_c_is_heard_in_a_long_call(session, route):
+def test_ctrl_c_is_heard_in_a_long_call(device, route):
     """Within a second, on a machine that does nothing else; nothing runs on behind it."""
     if os.name != "posix":
         pytest.skip("another system's keyboard")
     run = run_python(
         LONG + INTERRUPTED, timeout=100,
-        CLGEMM_DEVICE=session.traits.platform, CLGEMM_ROUTE=route,
+        CLGEMM_DEVICE=device.traits.platform, CLGEMM_ROUTE=route,
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
 def test_ctrl_c_is_heard_while_several_devices_compute():
     """What each of them has under way is cancelled: it would take some seconds more."""
     platforms = sorted({f.traits.platform for f in devices.find() if f.traits.kind == "cpu"})
@@ -380,8 +388,9 @@ def test_ctrl_c_is_heard_while_several_devices_compute():
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_program_ends_in_the_middle_of_a_call(session, count):
+def test_a_program_ends_in_the_middle_of_a_call(device, count):
     """A thread that is inside the driver then would take the interpreter down, or hold it up."""
     program = f"""
 def call():
@@ -389,17 +398,18 @@ def call():
     print("a result that was never computed")
 for _ in range({count}):
     threading.Thread(target=call, daemon=True).start()
-session = sessions.current()
-while len(session.running) < {count}:
+device = registry.current()
+while len(device.running) < {count}:
     time.sleep(0.001)
 time.sleep(0.1)
 print("end")
 """
-    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=session.traits.platform)
+    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
-def test_daemon_threads_that_go_on_calling_do_not_spoil_the_end(session):
+@pytest.mark.process
+def test_daemon_threads_that_go_on_calling_do_not_spoil_the_end(device):
     program = """
 def call():
     while True:
@@ -409,11 +419,11 @@ for _ in range(4):
 time.sleep(0.2)
 """
     for _ in range(3):
-        run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=session.traits.platform)
+        run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
         assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
-def test_an_error_reaches_the_thread_that_waits(session):
+def test_an_error_reaches_the_thread_that_waits(device):
     """As does the memory of a call that Ctrl-C left behind twice."""
 
     class Event:
@@ -422,10 +432,11 @@ def test_an_error_reaches_the_thread_that_waits(session):
 
     with pytest.raises(RuntimeError, match="driver has failed"):
         interrupt.wait(Event(), lambda: None, ())
-    assert not session.running
+    assert not device.running
 
 
-def test_spawned_workers_share_nothing_and_need_nothing(session, tmp_path):
+@pytest.mark.process
+def test_spawned_workers_share_nothing_and_need_nothing(device, tmp_path):
     (tmp_path / "program.py").write_text(
         """
 import multiprocessing
@@ -446,5 +457,5 @@ if __name__ == "__main__":
         "import runpy, sys; sys.argv[:] = sys.argv[1:];"
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    run = run_python(program, tmp_path / "program.py", CLGEMM_DEVICE=session.traits.platform)
+    run = run_python(program, tmp_path / "program.py", CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr

@@ -1,0 +1,106 @@
+"""What calls on one queue of the caller's share, in the order of that queue."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from clgemm.kernels.family import CELL_STEP
+from clgemm.runtime import opencl
+from clgemm.runtime.opencl import cl
+
+
+class QueueState:
+    """Scratch memory, counters, and a pool for results; nothing here waits.
+
+    Commands on a queue that runs in order follow each other, so that they can use the same scratch
+    memory, and what one result leaves another may take.  On other queues each call waits for the
+    one before, and results come from the driver.
+
+    Parameters
+    ----------
+    context : cl.Context
+        The queue's, of one device.
+    queue : cl.CommandQueue
+        The queue.  It is kept by a handle of our own: whether the caller still has it can be told.
+    scratch : cl.Buffer, optional
+        Scratch memory to begin with.
+    """
+
+    def __init__(
+        self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None
+    ) -> None:
+        self._context = context
+        others = queue.reference_count
+        self.queue = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
+        self._own = self.queue.reference_count - others
+        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        self.in_order = not queue.properties & out_of_order
+        self.used = True
+        """Set by each call, cleared when the time since is counted."""
+        self.last: cl.Event | None = None
+        """The last launch of the last call."""
+        self._scratch = scratch
+        self._counters: cl.Buffer | None = None
+
+    @cached_property
+    def allocator(self) -> Any:
+        """What gives memory for results; None for the driver itself."""
+        if not self.in_order:
+            return None
+        before = self.queue.reference_count
+        tools = opencl.tools()
+        pool = tools.MemoryPool(tools.ImmediateAllocator(self.queue))
+        self._own += self.queue.reference_count - before
+        return pool
+
+    def begin(
+        self, wait_for: list[cl.Event], scratch_bytes: int, *, counts: bool
+    ) -> tuple[list[cl.Event] | None, tuple[Any, Any]]:
+        """Return what a call's first launch waits for, and its scratch memory and counters.
+
+        Hold the device's lock from here until the last launch.
+        """
+        self.used = True
+        if not self.in_order and self.last is not None:
+            wait_for = [*wait_for, self.last]
+        scratch = self._scratch_of(scratch_bytes) if scratch_bytes else None
+        counters = None
+        if counts:
+            counters, wait_for = self._zeros(wait_for)
+        return wait_for or None, (scratch, counters)
+
+    def _scratch_of(self, nbytes: int) -> cl.Buffer:
+        """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            self._scratch = None
+            self._scratch = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        return self._scratch
+
+    def _zeros(self, wait_for: list[cl.Event]) -> tuple[cl.Buffer, list[cl.Event]]:
+        """Return counters that will be zero, and what to wait for until they are."""
+        nbytes = CELL_STEP * 4
+        if self._counters is None:
+            self._counters = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+        event = cl.enqueue_fill_buffer(
+            self.queue, self._counters, ZERO, 0, nbytes, wait_for=wait_for or None
+        )
+        return self._counters, [] if self.in_order else [event]
+
+    def trim(self) -> None:
+        """Give back memory that no call uses now; what is in flight keeps its own."""
+        self.last = None
+        self._scratch = None
+        self._counters = None
+        pool = self.__dict__.get("allocator")
+        if pool is not None:
+            pool.free_held()
+
+    def is_dropped(self) -> bool:
+        """Tell whether nobody but this object has the queue any more."""
+        return self.queue.reference_count <= self._own
+
+
+ZERO = np.zeros(1, np.uint32)

@@ -1,0 +1,224 @@
+"""The devices in use: the one that calls run on, those beside it, and those of the caller's queues.
+
+A forked child inherits handles that no longer work.  It forgets them without releasing them, and
+opens a device of its own where the driver allows it: never if another thread was inside the driver
+at the fork, since a lock it held there is held for ever in the child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clgemm.errors import DeviceError
+from clgemm.runtime import choice, devices
+from clgemm.runtime.binaries import Binaries, kept_for
+from clgemm.runtime.device import Device
+from clgemm.runtime.idle import IdleTimer
+from clgemm.runtime.queues import QueueState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from clgemm.runtime.opencl import cl
+
+END_SECONDS = 5.0  # that a program's end may wait for calls that cannot be cancelled
+IDLE_SECONDS = 10.0  # without a call, after which memory and queues that nobody has are given back
+
+_lock = threading.Lock()
+_devices: dict[devices.Found, Device] = {}
+_foreign: dict[int, Device] = {}
+"""Devices that work in contexts of the caller's, by the context's handle."""
+_states: dict[int, tuple[Device, QueueState]] = {}
+"""The device and what calls share, of each queue of the caller's, by the queue's handle."""
+_current: Device | None = None
+_chosen: Device | None = None
+_others: tuple[Device, ...] = ()
+_inherited: list[Device] = []
+_host_only = False
+"""Whether this is a forked child that must leave its parent's drivers alone."""
+forgetting: list[Callable[[Device], None]] = []
+"""Called with each device whose context the caller dropped: what else is kept for it must go."""
+
+
+def current() -> Device | None:
+    """Return the device that calls use, opened by the first one.
+
+    Returns
+    -------
+    Device or None
+        None in a forked child whose driver did not survive the fork: the caller works on the host.
+
+    Raises
+    ------
+    DeviceError
+        If there is no usable device.
+    """
+    global _current, _chosen, _others  # noqa: PLW0603 - the devices in use are what this module is for
+    if _current is not None:
+        return _current
+    if _host_only:
+        return None
+    with _lock:
+        if _current is None:
+            chosen, reason = choice.choose()
+            first, *more = (_open(f, reason, kept_for(f.traits)) for f in chosen)
+            _others = tuple(more)
+            _current = _chosen = first
+    return _current
+
+
+def opened() -> Device | None:
+    """Return the device that calls use if there is one; never opens it."""
+    return _current
+
+
+def others() -> tuple[Device, ...]:
+    """Return the devices that share large calls with the current one, opened by `current`."""
+    return _others if _others and _current is _chosen else ()
+
+
+def _open(found: devices.Found, reason: str, binaries: Binaries | None = None) -> Device:
+    if found not in _devices:
+        _devices[found] = Device(found, reason, binaries)
+    return _devices[found]
+
+
+def open_device(
+    found: devices.Found, reason: str = "asked for", binaries: Binaries | None = None
+) -> Device:
+    """Return the device that was found, opened by the first call.
+
+    Its programs are kept on disk only if that call says where: a search builds hundreds of them.
+    """
+    with _lock:
+        return _open(found, reason, binaries)
+
+
+def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
+    """Return the device of a queue of the caller's, and what calls on it share.
+
+    Raises
+    ------
+    DeviceError
+        If the queue's context has several devices: kernels are built for one.
+    """
+    found = _states.get(queue.int_ptr)
+    if found is None:
+        with _lock:
+            _forget_dropped()
+            device = _of_context(queue.context)
+            found = _states[queue.int_ptr] = device, QueueState(device.context, queue)
+        touch()
+    return found
+
+
+def _of_context(context: cl.Context) -> Device:
+    """Return the device that works in a context; hold `_lock`."""
+    if _current is not None and _current.context == context:
+        return _current
+    device = _foreign.get(context.int_ptr)
+    if device is None:
+        if len(context.devices) != 1:
+            raise DeviceError(
+                "the arrays' OpenCL context has several devices: make one of a single device, "
+                "pyopencl.Context([device])"
+            )
+        handle = context.devices[0]
+        found = devices.Found(handle, devices.read_traits(handle))
+        device = Device(found, "the arrays' own", kept_for(found.traits), context)
+        _foreign[context.int_ptr] = device
+    return device
+
+
+def _forget_dropped() -> None:
+    """Let go of queues that the caller has not any more, and of contexts with no queue left."""
+    for handle, (_, state) in list(_states.items()):
+        if state.is_dropped():
+            del _states[handle]
+    used = {id(device) for device, _ in _states.values()}
+    for handle, device in list(_foreign.items()):
+        if id(device) not in used:
+            del _foreign[handle]
+            for forget in forgetting:
+                forget(device)
+
+
+def touch() -> None:
+    """Note that memory is kept which may have to be given back."""
+    _timer.touch()
+
+
+def _rest() -> None:
+    """Give back what queues keep that had no call since the last look; look again if some had.
+
+    Runs in the timer's thread.
+    """
+    with _lock:
+        busy = False
+        for device, state in _states.values():
+            with device.lock:
+                if state.used:
+                    busy, state.used = True, False
+                elif not device.ending:
+                    state.trim()
+        _forget_dropped()
+    if busy:
+        touch()
+
+
+_timer = IdleTimer(IDLE_SECONDS, _rest)
+
+
+@contextmanager
+def using(device: Device) -> Iterator[Device]:
+    """Make `device` the current one inside a with block."""
+    global _current  # noqa: PLW0603 - see current()
+    before, _current = _current, device
+    try:
+        yield device
+    finally:
+        _current = before
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _current, _chosen, _others, _host_only, _timer  # noqa: PLW0603 - see current()
+    _host_only |= _lock.locked()
+    _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
+    for device in (*_devices.values(), *_foreign.values()):
+        busy = bool(device.running) or not device.lock.acquire(blocking=False)
+        _host_only |= busy or not device.traits.fork_safe
+        # Releasing an inherited handle may hang; one reference too many keeps that away.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
+        _inherited.append(device)
+    _devices.clear()
+    for _, state in _states.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
+    _states.clear()
+    _foreign.clear()
+    _current, _chosen, _others = None, None, ()
+    _timer = IdleTimer(IDLE_SECONDS, _rest)
+
+
+@atexit.register
+def _end() -> None:
+    """Let no other thread be inside a driver when the interpreter ends.
+
+    Calls that other threads make from here on end these threads; those on a device are cancelled
+    where they can be.
+    """
+    for device in (*_devices.values(), *_foreign.values()):
+        device.ending = True
+        deadline = time.monotonic() + END_SECONDS
+        while device.running and time.monotonic() < deadline:
+            device.scratch.cancel()
+            time.sleep(0.001)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
