@@ -6,9 +6,8 @@ Every message says what was wrong, where, and what to do about it.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import TYPE_CHECKING, Any, cast
-
-from clgemm.host import scipy_blas
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,9 +46,22 @@ class GemmArgumentError(ClgemmError, ValueError):
         return GemmArgumentError, self.args
 
 
+def scipy_error(blas: Any = None) -> type[Exception]:
+    """Return the class of what SciPy's BLAS wrappers raise, which is no ValueError.
+
+    Parameters
+    ----------
+    blas : module, optional
+        `scipy.linalg.blas`, imported if it is not given.
+    """
+    generated = getattr(blas or importlib.import_module("scipy.linalg.blas"), "_fblas", None)
+    found: Any = getattr(generated, "__fblas_error", None) or getattr(generated, "error", None)
+    return cast("type[Exception]", found or Exception)
+
+
 @functools.cache
 def _argument_error() -> type[GemmArgumentError]:
-    bases = (GemmArgumentError, scipy_blas.error_class())
+    bases = (GemmArgumentError, scipy_error())
     names = {"__module__": __name__, "__doc__": GemmArgumentError.__doc__}
     return cast("type[GemmArgumentError]", type(GemmArgumentError.__name__, bases, names))
 

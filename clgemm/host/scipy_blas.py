@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -78,16 +80,9 @@ def extension() -> Any:
 
 def _take() -> None:
     """Take SciPy's functions before a program can replace them."""
-    for code in "sdcz":
+    for code in PRECISIONS:
         gemm(code)
     get_blas_funcs()
-
-
-def error_class() -> type[Exception]:
-    """Return the class of what SciPy's wrappers raise, which is no ValueError."""
-    generated = extension()
-    found: Any = getattr(generated, "__fblas_error", None) or getattr(generated, "error", None)
-    return cast("type[Exception]", found or Exception)
 
 
 if _NAME in sys.modules:
