@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.queues import QueueState
 
 _MATRIX = 2
-_COARSEST = 255  # bytes: offsets that are multiples of one more are as good as none
+_COARSEST = 63  # bytes: no kernel relies on more than multiples of 64
 _BASES = (1 << 44, 2 << 44, 3 << 44)  # where layouts of a, b and c begin: no buffer is as long
 
 

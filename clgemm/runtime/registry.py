@@ -154,7 +154,7 @@ def touch() -> None:
     _timer.touch()
 
 
-def _rest() -> None:
+def give_back() -> None:
     """Give back what queues keep that had no call since the last look; look again if some had.
 
     Runs in the timer's thread.
@@ -172,7 +172,7 @@ def _rest() -> None:
         touch()
 
 
-_timer = IdleTimer(IDLE_SECONDS, _rest)
+_timer = IdleTimer(IDLE_SECONDS, give_back)
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def _after_fork_in_child() -> None:
     _states.clear()
     _foreign.clear()
     _current, _chosen, _others = None, None, ()
-    _timer = IdleTimer(IDLE_SECONDS, _rest)
+    _timer = IdleTimer(IDLE_SECONDS, give_back)
 
 
 @atexit.register

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import reference
 from helpers import pairwise
 
 import clgemm
+from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
@@ -40,7 +43,7 @@ def upload(queue, x, gap=0):
 
 
 def require(device, code):
-    if PRECISIONS[code].real == "double" and not device.traits.fp64:
+    if not device.traits.has(PRECISIONS[code]):
         pytest.skip(f"{device.traits.describe()} has no double precision")
 
 
@@ -199,3 +202,104 @@ def test_c_that_shares_memory_is_computed_beside_it(queue, rng):
     assert got is not there
     np.testing.assert_allclose(got.get(), a @ a + a, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(there.get(), a)
+
+
+def test_a_table_of_slices_is_one_decision(device):
+    """Offsets are bound at each launch; only how they are aligned is decided on."""
+    rng = np.random.default_rng(8)
+    host = rng.standard_normal((600, 48)).astype(np.float32)
+    with registry.using(device):
+        known = engine.of(device).decisions
+        table, b = clgemm.to_device(host), clgemm.to_device(host[:48])
+        before = len(known)
+        for i in range(560):
+            got = clgemm.matmul(table[i : i + 5], b)
+            if i % 40 == 0:
+                np.testing.assert_allclose(got.get(), host[i : i + 5] @ host[:48], atol=1e-4)
+        assert len(known) - before <= 1
+        odd = clgemm.to_device(np.arange(4000, dtype=np.float32) % 7)
+        for i in range(64):  # five ways in which a float's place is aligned, for either operand
+            x = odd[i : i + 12 * 48].reshape(12, 48)
+            want = (np.arange(i, i + 12 * 48, dtype=np.float32) % 7).reshape(12, 48) @ host[:48]
+            np.testing.assert_allclose(clgemm.matmul(x, b).get(), want, atol=1e-3)
+        assert len(known) - before <= 6
+
+
+def test_a_stack_s_offsets_and_its_matrices_add_up(device, rng):
+    host = rng.standard_normal((3, 4, 9, 7)).astype(np.float32)
+    with registry.using(device):
+        memory = clgemm.to_device(np.concatenate([np.zeros(5, np.float32), host.ravel()]))
+        x = memory[5:].reshape(host.shape)
+        y = clgemm.to_device(np.ascontiguousarray(host.transpose(1, 0, 3, 2)))
+        for i in range(3):
+            got = clgemm.matmul(x[i], y[:, i])
+            np.testing.assert_allclose(got.get(), host[i] @ host[i].swapaxes(1, 2), atol=1e-4)
+
+
+def test_results_are_taken_from_a_pool(device, rng):
+    with registry.using(device):
+        x = clgemm.to_device(rng.standard_normal((64, 64)).astype(np.float32))
+        pool = clgemm.matmul(x, x).allocator
+        assert pool is x.allocator
+        held = pool.managed_bytes
+        for _ in range(50):
+            y = clgemm.matmul(clgemm.matmul(x, x), x)
+        y.finish()
+        assert pool.managed_bytes <= held + 4 * x.nbytes
+
+
+def test_an_operand_s_own_allocator_wins(device, rng):
+    asked = []
+
+    def allocate(nbytes):
+        asked.append(nbytes)
+        return cl.Buffer(device.context, cl.mem_flags.READ_WRITE, nbytes)
+
+    x = opencl.arrays().to_device(device.queue, rng.standard_normal((9, 5)), allocator=allocate)
+    asked.clear()
+    assert clgemm.matmul(x, x.T).allocator is allocate
+    assert asked == [9 * 9 * 8]
+
+
+def test_memory_that_another_queue_still_reads_is_not_used_again(device, rng):
+    """What an operand leaves in its queue's pool waits for the product that reads it."""
+    host = rng.standard_normal((300, 300)).astype(np.float32)
+    other = cl.CommandQueue(device.context)
+    with registry.using(device):
+        x = clgemm.to_device(host)
+        y = opencl.arrays().to_device(other, host)
+        for _ in range(30):
+            product = clgemm.matmul(x, x)  # on the device's own queue
+            read = clgemm.matmul(y, product)  # on the other one
+            del product
+            filled = clgemm.to_device(np.zeros_like(host))
+            np.testing.assert_allclose(read.get(), host @ (host @ host), rtol=1e-2, atol=1e-1)
+            assert not filled.get().any()
+
+
+def test_contexts_that_the_caller_dropped_are_let_go(device, rng):
+    host = rng.standard_normal((20, 20)).astype(np.float32)
+    gone = []
+    for _ in range(4):
+        context = cl.Context(device.context.devices)
+        queue = cl.CommandQueue(context)
+        x = opencl.arrays().to_device(queue, host)
+        np.testing.assert_allclose(clgemm.matmul(x, x).get(), host @ host, atol=1e-4)
+        gone.append(weakref.ref(context))
+        del context, queue, x
+        gc.collect()
+    assert [ref() for ref in gone[:-1]] == [None] * 3
+
+
+def test_what_an_idle_queue_keeps_is_given_back(device, rng):
+    with registry.using(device):
+        x = clgemm.to_device(rng.standard_normal((200, 200)).astype(np.float32))
+        y = clgemm.matmul(x, x)
+        pool, want = y.allocator, y.get()
+        del y
+        assert pool.held_blocks
+        registry.give_back()  # as the timer does: what was used since it looked last is kept
+        assert pool.held_blocks
+        registry.give_back()
+        assert not pool.held_blocks
+        np.testing.assert_array_equal(clgemm.matmul(x, x).get(), want)
