@@ -101,7 +101,7 @@ def _why(store: Store, device: Device, precision: Precision) -> str:
     return f" ({text})" if text else ""
 
 
-def demo(n: int = DEMO_N, codes: str = "sdcz") -> int:
+def demo(n: int = DEMO_N, codes: str = "".join(PRECISIONS)) -> int:
     """Multiply matrices with clgemm and with SciPy, compare results and print times.
 
     Returns
@@ -180,7 +180,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_precision(command: argparse.ArgumentParser, *names: str) -> None:
-    command.add_argument(*names, default="sdcz", type=values.letters, help="BLAS letters, e.g. sd")
+    command.add_argument(
+        *names, default="".join(PRECISIONS), type=values.letters, help="BLAS letters, e.g. sd"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
     p = commands.add_parser("tune", help="search for parameters now and store them")
     p.add_argument("--device", help="as CLGEMM_DEVICE: any part of a platform's or device's name")
     p.add_argument(
-        "--precision", default="sdcz", type=values.letters,
+        "--precision", default="".join(PRECISIONS), type=values.letters,
         help="BLAS letters, e.g. sd (default: all four)",
     )  # fmt: skip
     p.add_argument(

@@ -137,14 +137,11 @@ class Engine:
         if decision is None:
             decision = self._decide(call, modes, partners)
             self.remember(key, decision)
-            if decision.route.device_seconds is not None and not decision.copied:
-                self._note_small(decision)
+            g = decision.problem
+            plain = g.batch == 1 and g.flops <= host_blas.PANEL_FLOPS and modes.route == "auto"
+            if decision.runner is _HOST and plain:
+                self.on_host.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
         return decision
-
-    def _note_small(self, decision: Decision) -> None:
-        g = decision.problem
-        if decision.runner is _HOST and g.batch == 1 and g.flops <= host_blas.PANEL_FLOPS:
-            self.on_host.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
 
     def _decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...]) -> Decision:
         """Decide where calls of a kind run and, if on the device, make what computes them."""

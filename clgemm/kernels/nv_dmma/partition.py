@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from clgemm.kernels.family import Config, round_up
+from clgemm.kernels.family import Config, precision_of, round_up
 
 if TYPE_CHECKING:
     from clgemm.problem import Gemm
@@ -99,7 +99,7 @@ class Cut(NamedTuple):
 
 def real_parts(g: Gemm) -> int:
     """Count the real numbers of an element."""
-    return 2 if g.precision == "z" else 1
+    return precision_of(g).parts
 
 
 def without_edges(g: Gemm, config: Config) -> Gemm:
@@ -198,7 +198,7 @@ def most_parts(units: int, tiles: int, area: int, depth: int, split: int) -> int
 
 def wide(g: Gemm) -> tuple[bool, bool]:
     """Tell for A and B whether 16 bytes at an even place can be read as one vector."""
-    if g.precision == "z":
+    if precision_of(g).is_complex:
         return True, True
     return (
         g.aligned and not (g.lda | g.stride_a | g.offset_a) % 2,
@@ -213,7 +213,7 @@ def packed(g: Gemm, config: Config) -> tuple[bool, bool]:
     if config["FIT"] and config["MC"] * real_parts(g) * config["NC"] < LEAST_AREA:
         return False, False
     slow_a, slow_b = (1 if is_wide else UNALIGNED for is_wide in wide(g))
-    if g.precision == "d" and (g.trans_a or slow_a > 1):
+    if real_parts(g) == 1 and (g.trans_a or slow_a > 1):
         slow_a *= TURNED
     return 0 < config["PACK_A"] <= g.n * slow_a, 0 < config["PACK_B"] <= g.m * slow_b
 
