@@ -128,7 +128,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
         plan = _plan_matmul(engine, a, b, out)
         engine.remember(key, plan)
     if out is None:
-        out = _empty(plan, queue, state, a)
+        out = _empty(engine, state, plan, queue, a)
     elif out.base_data is not None and (_overlap(out, a) or _overlap(out, b)):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
     if not plan.size:
@@ -153,7 +153,7 @@ def gemm(
     queue = _queue(where, a, b, c)
     engine, state = engines.of_queue(queue)
     shape = _shape_of_product(where, a, b, c, trans_a=trans_a, trans_b=trans_b)
-    result, beta = _result(where, (a, b, c), shape, beta, state, queue, overwrite=overwrite_c)
+    result, beta = _result(engine, state, (a, b, c), shape, beta, queue, where, overwrite_c)
     k = a.shape[0 if trans_a else 1]
     if not result.size:
         return result
@@ -282,10 +282,13 @@ def _begin(x: NDArray[Any]) -> int:
     return address_of(x)
 
 
-def _empty(plan: _Plan, queue: cl.CommandQueue, state: QueueState, a: Any) -> Any:
+def _empty(engine: Engine, state: QueueState, plan: _Plan, queue: cl.CommandQueue, a: Any) -> Any:
     """Allocate a result: from the operand's own allocator if it is for this queue, else a pool."""
     allocator = a.allocator if a.allocator is not None and a.queue is queue else state.allocator
-    return opencl.new_array(queue, plan.shape, plan.strides, a.dtype, plan.size, allocator)
+    try:
+        return opencl.new_array(queue, plan.shape, plan.strides, a.dtype, plan.size, allocator)
+    except engine.device.cl.Error as error:
+        raise translated(error, f"memory for a result of {plan.shape} on {engine}") from error
 
 
 def _launch(
@@ -366,8 +369,8 @@ def _shape_of_product(
 
 
 def _result(
-    where: str, arrays: tuple[Any, Any, Any], shape: tuple[int, int], beta: complex,
-    state: QueueState, queue: cl.CommandQueue, *, overwrite: bool,
+    engine: Engine, state: QueueState, arrays: tuple[Any, Any, Any], shape: tuple[int, int],
+    beta: complex, queue: cl.CommandQueue, where: str, overwrite: bool,
 ) -> tuple[Any, complex]:  # fmt: skip
     """Return the Array to compute into, holding c's values unless beta is 0, and beta."""
     a, b, c = arrays
@@ -376,7 +379,7 @@ def _result(
     if c is None or beta == 0:
         itemsize = a.dtype.itemsize
         plan = _Plan(shape, (itemsize, itemsize * max(1, shape[0])), shape[0] * shape[1], ())
-        made = _empty(plan, queue, state, a)
+        made = _empty(engine, state, plan, queue, a)
         if c is None and not cmath.isfinite(beta):
             # A c left out is zeros, and zero times NaN or infinity shows.
             return made.fill(0, queue=queue), beta

@@ -14,6 +14,7 @@ import ctypes
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.queues import QueueState
     from clgemm.runtime.runner import Runner
     from clgemm.settings import Modes
+    from clgemm.traits import DeviceTraits
     from clgemm.tuning.results import Effort, Result
 
 log = logging.getLogger(__name__)
@@ -172,7 +174,7 @@ class Engine:
         device = self.device
         while True:
             config = self.parameters.config_for(problem)
-            plan = BY_NAME[config.family].plan(device.traits, problem, config)
+            plan = BY_NAME[config.family].plan(_within_limits(device.traits), problem, config)
             try:
                 with device.lock:
                     long = problem.flops >= LONG_FLOPS
@@ -211,6 +213,18 @@ class Engine:
             self.decide(call, modes).runner.run(call)
 
         self.break_evens.measure(precision, on_device)
+
+
+def _within_limits(traits: DeviceTraits) -> DeviceTraits:
+    """Return a device's facts with no more memory than the user allows it."""
+    allowed = settings.device_memory_bytes()
+    if allowed is None:
+        return traits
+    return replace(
+        traits,
+        global_memory=min(traits.global_memory, allowed),
+        max_allocation=min(traits.max_allocation, allowed),
+    )
 
 
 class _Copying:
