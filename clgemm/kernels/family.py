@@ -120,10 +120,16 @@ class KernelFamily(ABC):
 
     name: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
+    reals: ClassVar[tuple[str, ...]] = ("float", "double")
+    """OpenCL types that the kernels compute in."""
 
     @abstractmethod
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Tell whether the family is worth trying on such a device at all."""
+
+    def computes_in(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """Tell whether the kernels and the device have a precision."""
+        return precision.real in self.reals and traits.has(precision)
 
     @abstractmethod
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:

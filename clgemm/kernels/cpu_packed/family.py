@@ -96,7 +96,7 @@ class CpuPacked(KernelFamily):
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """CPU devices: on others a work-group of one would waste the machine."""
-        return traits.kind == "cpu" and traits.has(precision)
+        return traits.kind == "cpu" and self.computes_in(traits, precision)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""

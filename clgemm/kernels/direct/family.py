@@ -30,7 +30,7 @@ class Direct(KernelFamily):
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Every device has it."""
-        return traits.has(precision)
+        return self.computes_in(traits, precision)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Nothing to tune."""

@@ -85,7 +85,7 @@ class GpuTiled(KernelFamily):
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Any device with work-groups of two groups of lanes and some local memory."""
-        return traits.has(precision) and any(self._modest(traits, precision))
+        return self.computes_in(traits, precision) and any(self._modest(traits, precision))
 
     def worth_tuning(self, traits: DeviceTraits) -> bool:
         """On a CPU a tile in local memory is only a second copy in the same cache."""

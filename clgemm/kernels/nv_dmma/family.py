@@ -69,11 +69,12 @@ class NvDmma(KernelFamily):
         dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES))
     )
 
+    reals: ClassVar[tuple[str, ...]] = ("double",)
+
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Double precision where the chip has full-rate fp64 tensor cores."""
         return (
-            precision.is_double
-            and traits.fp64
+            self.computes_in(traits, precision)
             and traits.compute_capability in partition.LOCAL_BYTES
         )
 

@@ -63,7 +63,7 @@ class NvMma(NvSplit):
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision from compute capability 8.0 on, unless ``CLGEMM_FP32`` forbids it."""
         return (
-            not precision.is_double
+            self.computes_in(traits, precision)
             and (traits.compute_capability or (0, 0)) >= OLDEST
             and settings.splits_fp32()
         )

@@ -103,13 +103,15 @@ class NvSplit(KernelFamily):
     files: ClassVar[tuple[str, ...]] = tuple(
         dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
     )
+    reals: ClassVar[tuple[str, ...]] = ("float",)
     gemm_items: ClassVar[int] = GEMM_ITEMS
     target: ClassVar[str] = "sm_90a"
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
         capability = traits.compute_capability or (0, 0)
-        return not precision.is_double and (9, 0) <= capability < (10, 0) and settings.splits_fp32()
+        hopper = (9, 0) <= capability < (10, 0)
+        return self.computes_in(traits, precision) and hopper and settings.splits_fp32()
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the largest tile allowed, and strips of X in a band of the raster.
