@@ -1,13 +1,18 @@
 """clgemm beside SciPy, NumPy arrays in and NumPy arrays out: one table, and the same as JSON.
 
     python bench/bench_gemm.py                            # squares in four precisions
+    python bench/bench_gemm.py --set small                # n = 2 ... 192
     python bench/bench_gemm.py --set all --json out.json  # with transposes, skinny shapes, stacks
     python bench/bench_gemm.py --core-types SkylakeX Zen  # SciPy also with forced OpenBLAS kernels
 
+SciPy runs as it does without variables such as OPENBLAS_CORETYPE: where one is set, the script
+starts itself again without it.  OpenBLAS picks its kernels when it is loaded, so each forced core
+type runs in a process of its own and is asked to measure in turn with the others.
+
 Every result is compared with SciPy's before it is timed.  Times are medians over alternating blocks
 of one run; blocks in which other processes took part of the machine are measured again, and the
-table says how many were.  OpenBLAS picks its kernels when it is loaded, so each forced core type
-runs in a process of its own and is asked to measure in turn with the others.
+table says how many were.  A line holds if clgemm takes at most 1.05 times as long as SciPy and 2 us
+more.
 """
 
 from __future__ import annotations
@@ -20,26 +25,28 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import environment
 import numpy as np
 import scipy.linalg.blas
 
 import clgemm
-from clgemm.cli.main import versions
-from clgemm.host import identity
+from clgemm.dispatch import engine as engines
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import processor, registry
-from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 PEERS_SECONDS = 0.2  # that threads of SciPy in another process spin on for
 SQUARES = (256, 512, 1024, 2048, 4096)
+SMALL = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192)
+MOST_RUNS = 100_000  # of a block, which small products fill, too
+SLOWER, MICROSECONDS = 1.05, 2.0  # what a call may take: so many times SciPy's time, and so much
 SKINNY = ((37, 4096, 513), (4096, 37, 513), (4096, 4096, 32), (64, 64, 65536))
 
 
@@ -59,7 +66,8 @@ class Case:
     @property
     def flops(self) -> int:
         """Operations of one run."""
-        return 2 * self.m * self.n * self.k * self.batch * (4 if self.code in "cz" else 1)
+        each = PRECISIONS[self.code].multiplications
+        return 2 * self.m * self.n * self.k * self.batch * each
 
     @property
     def label(self) -> str:
@@ -74,7 +82,9 @@ def cases(which: str, codes: str, sizes: list[int]) -> list[Case]:
     """List the cases of a set."""
     found: list[Case] = []
     for code in codes:
-        ops = "NTC" if code in "cz" else "NT"
+        ops = "NTC" if PRECISIONS[code].is_complex else "NT"
+        if which in {"small", "all"}:
+            found += [Case(code, n, n, n) for n in SMALL]
         if which in {"squares", "all"}:
             found += [Case(code, n, n, n) for n in sizes]
         if which in {"ops", "all"}:
@@ -120,6 +130,12 @@ class Work:
         if self._case.batch > 1:
             return np.asarray(np.matmul(self._a, self._b))
         return self._gemm(getattr(scipy.linalg.blas, self._case.code + "gemm"))
+
+    def route(self) -> str:
+        """Say where clgemm computes it."""
+        beta = self._case.beta
+        c = None if self._case.batch > 1 else self._c
+        return clgemm.explain(self._a, self._b, c, beta=beta, **self._flags).route
 
     def clgemm(self) -> NDArray[Any]:
         """Multiply with clgemm."""
@@ -173,7 +189,12 @@ def answer() -> None:
         case = Case(**json.loads(line))
         if last is None or last[0] != case:
             last = case, Work(case)
-        print(json.dumps(timing.quiet_measure(last[1].scipy)), flush=True)
+        print(json.dumps(measure(last[1].scipy)), flush=True)
+
+
+def measure(run: Callable[[], object]) -> timing.Timing:
+    """Time one block."""
+    return timing.quiet_measure(run, most=MOST_RUNS)
 
 
 def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
@@ -187,13 +208,14 @@ def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
         for name, run in (("clgemm", work.clgemm), ("SciPy", work.scipy)):
             timing.settle()
             time.sleep(PEERS_SECONDS if peers else 0)
-            blocks.setdefault(name, []).append(timing.quiet_measure(run))
+            blocks.setdefault(name, []).append(measure(run))
         for peer in peers:
             timing.settle()
             time.sleep(PEERS_SECONDS if peers else 0)
             blocks.setdefault(peer.name, []).append(peer.measure(case))
     seconds = {name: statistics.median(t.median for t in ts) for name, ts in blocks.items()}
     rejected = sum(t.rejected for ts in blocks.values() for t in ts)
+    most = SLOWER * seconds["SciPy"] + MICROSECONDS * 1e-6
     return {
         "case": asdict(case),
         "label": case.label,
@@ -201,6 +223,8 @@ def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
         "seconds": seconds,
         "gflops": {name: case.flops / s / 1e9 for name, s in seconds.items()},
         "ratio": {n: s / seconds["clgemm"] for n, s in seconds.items() if n != "clgemm"},
+        "route": work.route(),
+        "holds": seconds["clgemm"] <= most,
         "rejected_blocks": rejected,
         "noisy": any(t.noisy for ts in blocks.values() for t in ts),
     }
@@ -211,8 +235,11 @@ def print_row(row: dict[str, Any]) -> None:
     rates = "".join(f"{row['gflops'][name]:12.1f}" for name in row["gflops"])
     ratios = "".join(f"{ratio:9.2f}" for ratio in row["ratio"].values())
     noise = f"  {row['rejected_blocks']} rejected" if row["rejected_blocks"] else ""
+    micro = "".join(f"{1e6 * row['seconds'][name]:12.2f}" for name in ("clgemm", "SciPy"))
+    verdict = f"  {row['route']:7}{'holds' if row['holds'] else 'SLOW'}{noise}"
     print(
-        f"{row['label']:34}{rates} |{ratios}{noise}{' NOISY' if row['noisy'] else ''}", flush=True
+        f"{row['label']:34}{rates} |{ratios} |{micro}{verdict}{' NOISY' if row['noisy'] else ''}",
+        flush=True,
     )
 
 
@@ -220,7 +247,7 @@ def main() -> int:
     """Run the cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--set", default="squares", dest="which",
-                        choices=("squares", "ops", "beta", "skinny", "all"))  # fmt: skip
+                        choices=("squares", "small", "ops", "beta", "skinny", "all"))  # fmt: skip
     parser.add_argument("--precisions", default="sdcz")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SQUARES))
     parser.add_argument("--rounds", type=int, default=3)
@@ -231,29 +258,25 @@ def main() -> int:
     if arguments.peer:
         answer()
         return 0
-    device = registry.current()
-    if device is None:
-        raise SystemExit("no OpenCL device can be used here")
-    head = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device.traits.describe(),
-        "driver": device.traits.driver_version,
-        "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
-        "versions": versions(),
-        "parameters": {c: tuner.tuned_for(device, c).origin for c in arguments.precisions},
-    }
-    print("\n".join(f"{k}: {v}" for k, v in head.items()))
+    environment.restart_clean()
+    device = environment.device_in_use()
+    parameters = engines.of(device).parameters
+    head = environment.facts(device)
+    head["parameters"] = {c: parameters.of(c).origin for c in arguments.precisions}
+    print(environment.text(head))
     peers = [Peer(name) for name in arguments.core_types]
     names = ["clgemm", "SciPy", *(p.name for p in peers)]
-    print(f"\n{'GFLOP/s, and ratio to each SciPy':34}" + "".join(f"{n[-11:]:>12}" for n in names))
+    titles = "".join(f"{name[-11:]:>12}" for name in names)
+    print(f"{'GFLOP/s, ratio to each SciPy, us':34}{titles}")
     rows = []
     for case in cases(arguments.which, arguments.precisions, arguments.sizes):
         rows.append(run_case(case, peers, arguments.rounds))
         print_row(rows[-1])
     for peer in peers:
         peer.stop()
-    if arguments.json:
-        arguments.json.write_text(json.dumps(head | {"rows": rows}, indent=1), encoding="utf-8")
+    held = sum(row["holds"] for row in rows)
+    print(f"{held} of {len(rows)} within {SLOWER} times SciPy + {MICROSECONDS:g} us")
+    environment.store(arguments.json, head | {"rows": rows})
     return 0
 
 

@@ -1,12 +1,10 @@
-"""From NumPy array to NumPy array: clgemm beside SciPy, NumPy and PyTorch; memory that is kept.
+"""From NumPy array to NumPy array: products that cross a bus, and memory that is kept.
 
-    python bench/bench_host.py                             # SciPy, n = 2 ... 4096, four precisions
-    python bench/bench_host.py --parts small memory        # up to 1024; 10 000 calls of mixed sizes
+    python bench/bench_host.py --parts memory              # 10 000 calls of mixed sizes
     python bench/bench_host.py --parts bus --json out.json # a GPU: PyTorch, NumPy, and the bus
 
-A line of the first table holds if clgemm takes at most 1.05 times as long as SciPy and 2 us more.
 Blocks of calls alternate, and those in which other processes ran are measured again.  Each result
-is compared with SciPy's before it is timed.
+is compared with PyTorch's before it is timed.  How calls compare with SciPy's: see bench_gemm.py.
 """
 
 from __future__ import annotations
@@ -14,114 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
-from dataclasses import asdict
-from datetime import datetime, timezone
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import alternating
+import environment
 import numpy as np
-from bench_gemm import Case, Work
+from alternating import Way
 
 import clgemm
-from clgemm.cli.main import versions
-from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import processor, registry
-from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clgemm.runtime.device import Device
 
-SIZES = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512, 768, 1024, 2048, 4096)
-SMALL = 1024
 BUS_SIZES = (2048, 4096, 8192, 16384)
-BLOCK_SECONDS = 0.02
-LONG_SECONDS = 1.0
 BURST_SECONDS = 0.1  # of calls in a row, where memory that was idle has to be found again
-SLOWER, MICROSECONDS = 1.05, 2.0  # what a call may take: so many times SciPy's time, and so much
-WIDEST = {"SkylakeX", "Cooperlake", "Sapphirerapids", "Zen5"}
-"""OpenBLAS' names for AVX-512 kernels."""
 CALLS, WARM = 10_000, 100
 PINNED_BYTES = 1 << 28
-
-
-def block(run: Callable[[], object], count: int) -> float:
-    """Return the seconds of one of `count` runs; other processes hardly run meanwhile."""
-    found = float("inf")
-    for _ in range(8):
-        neighbours, start = timing.Neighbours(), time.perf_counter()
-        for _ in range(count):
-            run()
-        seconds = (time.perf_counter() - start) / count
-        if neighbours.share() < timing.FOREIGN_SHARE:
-            return seconds
-        found = min(found, seconds)
-        time.sleep(timing.PAUSE)
-    return found
-
-
-def alternating(
-    runs: dict[str, Callable[[], object]], rounds: int, *, together: float = 0.0
-) -> dict[str, float]:
-    """Time ways to do the same in turn; return the medians of the blocks.
-
-    Blocks of each way are of equal length, or if `together` is given of equally many calls, as many
-    as the fastest makes in so many seconds.
-    """
-    counts = {}
-    for name, run in runs.items():
-        seconds = BLOCK_SECONDS
-        for _ in range(2):
-            start = time.perf_counter()
-            run()
-            seconds = time.perf_counter() - start
-            if seconds > LONG_SECONDS:
-                break  # the first one is as good as the second
-        counts[name] = max(1, int((together or BLOCK_SECONDS) / max(seconds, 1e-7)))
-    if together:
-        counts = dict.fromkeys(runs, max(counts.values()))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            timing.settle()
-            times[name].append(block(run, counts[name]))
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
-def beside_scipy(codes: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Compare squares with SciPy and print a line for each."""
-    rows = []
-    print(f"\n{'':10}{'SciPy us':>12}{'clgemm us':>12}{'SciPy/clgemm':>14}  route    holds")
-    for code in codes:
-        for n in sizes:
-            case = Case(code, n, n, n)
-            work = Work(case)
-            if not work.error() <= 1:
-                raise SystemExit(f"{case.label}: WRONG")
-            x = np.empty((n, n), PRECISIONS[code].dtype, "F")
-            told = clgemm.explain(x, x, x)
-            ways: dict[str, Callable[[], object]] = {"SciPy": work.scipy, "clgemm": work.clgemm}
-            found = alternating(ways, rounds if n <= SMALL else 3)
-            ours, theirs = 1e6 * found["clgemm"], 1e6 * found["SciPy"]
-            holds = ours <= SLOWER * theirs + MICROSECONDS
-            rows.append({
-                "case": asdict(case), "us": {"SciPy": theirs, "clgemm": ours},
-                "ratio": theirs / ours, "route": told.route, "holds": holds,
-            })  # fmt: skip
-            print(
-                f"{code}gemm{n:5}{theirs:12.2f}{ours:12.2f}{theirs / ours:14.2f}  {told.route:8}"
-                f" {'yes' if holds else 'NO'}",
-                flush=True,
-            )
-    held = sum(bool(row["holds"]) for row in rows)
-    print(f"{held} of {len(rows)} within {SLOWER} times SciPy + {MICROSECONDS:g} us")
-    return rows
 
 
 def pinned_rates(torch: Any) -> tuple[float, float]:
@@ -160,12 +72,10 @@ def over_the_bus(sizes: list[int], rounds: int) -> dict[str, Any]:
         error = float(np.max(np.abs(clgemm.matmul(a, b) - by_torch().numpy())))
         if not error <= 2 * n**1.5 * PRECISIONS["s"].eps:
             raise SystemExit(f"sgemm {n}: WRONG, differs by {error:.3g}")
-        runs: dict[str, Callable[[], object]] = {
-            "PyTorch": by_torch,
-            "clgemm": lambda a=a, b=b: clgemm.matmul(a, b),  # type: ignore[misc]
-        }
-        found = alternating(runs, rounds, together=BURST_SECONDS)
-        found |= alternating({"NumPy": lambda a=a, b=b: a @ b}, 1)  # type: ignore[misc]
+        ways = {"PyTorch": Way(by_torch), "clgemm": Way(partial(clgemm.matmul, a, b))}
+        found = alternating.throughput(ways, rounds, quiet=True, together=BURST_SECONDS)
+        numpy = Way(partial(np.matmul, a, b))
+        found |= alternating.throughput({"NumPy": numpy}, 1, quiet=True)
         bus = a.nbytes * (2 / up + 1 / down)
         ours = found["clgemm"]
         rows.append({"n": n, "seconds": found, "bus_seconds": bus, "error": error})
@@ -207,30 +117,12 @@ def memory_kept(device: Device, calls: int, kinds: int) -> dict[str, Any]:
     return {"kinds": kinds, "marks": marks}
 
 
-def head(device: Device) -> dict[str, Any]:
-    """Tell where and with what this was measured."""
-    running = identity.openblas()
-    kernels = "its BLAS does not tell its kernels"
-    if running is not None:
-        widest = ": already the widest there are, FMA by FMA" if running.core in WIDEST else ""
-        kernels = f"{running.core} kernels, {running.threads} threads{widest}"
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "device": device.traits.describe(),
-        "driver": device.traits.driver_version,
-        "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
-        "SciPy runs": kernels,
-        "versions": versions(),
-    }
-
-
 def parsed() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--parts", nargs="+", default=["scipy"],
-                        choices=("scipy", "small", "bus", "memory"))  # fmt: skip
-    parser.add_argument("--precisions", default="sdcz")
-    parser.add_argument("--sizes", type=int, nargs="+")
+    parser.add_argument("--parts", nargs="+", default=["memory"],
+                        choices=("bus", "memory"))  # fmt: skip
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(BUS_SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--json", type=Path, help="written, or added to if it is there")
@@ -240,18 +132,13 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for."""
     arguments = parsed()
-    device = registry.current()
-    if device is None:
-        raise SystemExit("no OpenCL device can be used here")
-    facts = head(device)
-    print("\n".join(f"{name}: {fact}" for name, fact in facts.items()))
+    environment.restart_clean()
+    device = environment.device_in_use()
+    facts = environment.facts(device)
+    print(environment.text(facts))
     found: dict[str, Any] = {}
-    if {"scipy", "small"} & set(arguments.parts):
-        most = max(SIZES) if "scipy" in arguments.parts else SMALL
-        sizes = arguments.sizes or [n for n in SIZES if n <= most]
-        found["scipy"] = beside_scipy(arguments.precisions, sizes, arguments.rounds)
     if "bus" in arguments.parts:
-        found["bus"] = over_the_bus(arguments.sizes or list(BUS_SIZES), arguments.rounds)
+        found["bus"] = over_the_bus(arguments.sizes, arguments.rounds)
     if "memory" in arguments.parts:
         # As many kinds as the first hundred calls see, then a new one with every call.
         found["memory"] = [
@@ -259,9 +146,7 @@ def main() -> int:
         ]
     if arguments.json:
         before = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
-        if "scipy" in before and "scipy" in found:
-            found["scipy"] = before["scipy"] + found["scipy"]
-        arguments.json.write_text(json.dumps(before | facts | found, indent=1), encoding="utf-8")
+        environment.store(arguments.json, before | facts | found)
     return 0
 
 

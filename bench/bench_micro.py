@@ -12,16 +12,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+import environment
 import numpy as np
 
-from clgemm.cli.main import versions
+from clgemm.dispatch import engine as engines
 from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_packed.family import PLANNED
 from clgemm.kernels.family import GEMM_SIGNATURE, Config
 from clgemm.problem import PRECISIONS, Precision
-from clgemm.runtime import opencl, registry
+from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
-from clgemm.tuning import tuner
 from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
@@ -76,17 +76,16 @@ def rates(device: Device, precision: Precision, config: Config) -> tuple[float, 
         device.context, cl.mem_flags.READ_WRITE, units * stride * precision.real_bytes + 65536
     )
     cl.enqueue_fill_buffer(device.queue, memory, np.zeros(1, np.float32), 0, memory.size // 4 * 4)
-    probe = opencl.make_kernel(program, "fma_probe", [None, np.int32])
-    micro = opencl.make_kernel(
-        program, "micro_only", [None, np.int64, np.int32, np.int32, np.int32]
-    )
+    probe = opencl.make_kernel(program, "fma_probe")
+    micro = opencl.make_kernel(program, "micro_only")
     chains = 24
     probe_repeats = 2_000_000
     flops_probe = 2.0 * chains * vw * probe_repeats * units
     flops_micro = 2.0 * (4 if ce == 2 else 1) * mr * nr * KP * PANELS * units
     repeats = max(1, int(5e9 / flops_micro))
-    probe.set_args(memory, probe_repeats)
-    micro.set_args(memory, stride, KP, PANELS, repeats)
+    probe.set_args(memory, np.int32(probe_repeats))
+    counts = (np.int32(x) for x in (KP, PANELS, repeats))
+    micro.set_args(memory, np.int64(stride), *counts)
 
     def run(kernel: cl.Kernel) -> None:
         cl.enqueue_nd_range_kernel(device.queue, kernel, (units,), (1,)).wait()
@@ -103,13 +102,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--precisions", default="sdcz")
     arguments = parser.parse_args()
-    device = registry.current()
-    if device is None or device.traits.kind != "cpu":
+    device = environment.device_in_use()
+    if device.traits.kind != "cpu":
         raise SystemExit("the device in use is no CPU; set CLGEMM_DEVICE")
-    print(f"{versions()}\n{device}\n\n{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
+    parameters = engines.of(device).parameters
+    print(environment.text(environment.facts(device)))
+    print(f"{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
     for code in arguments.precisions:
         precision = PRECISIONS[code]
-        config = tuner.tuned_for(device, code).configs[0]
+        config = parameters.of(code).configs[0]
         peak, rate = rates(device, precision, config)
         print(f"{code:6}{peak:12.1f}{rate:14.1f}{100 * rate / peak:7.1f}%  {config}", flush=True)
     return 0

@@ -1,10 +1,11 @@
-"""What a small call costs beside SciPy's, in microseconds, and where the time goes.
+"""What a small call costs, in microseconds, through the public functions.
 
-    python bench/bench_overhead.py [--n 8] [--precisions sdcz]
+    python bench/bench_overhead.py [--n 8] [--precisions sdcz] [--json out.json]
 
-The stages are the functions that a call of a known kind goes through, each timed alone with the
-arguments it has there, so their sum is about the call's own time.  "launch" is the device's part:
-an empty problem's launch and the wait for it.
+NumPy's arrays: SciPy and NumPy themselves, clgemm as it routes such a call (to the host's BLAS) and
+with CLGEMM_ROUTE=device.  Arrays on the device: with `out`, without, and with waiting for the
+result; where nobody waits, the time is the host's alone.  Medians of many calls in turn, less what
+timing one takes.  Each result is checked before it is timed.
 """
 
 from __future__ import annotations
@@ -12,101 +13,101 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import timeit
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import alternating
+import environment
 import numpy as np
 import scipy.linalg.blas
+from alternating import Way
 
 import clgemm
-from clgemm import settings
-from clgemm.api.arguments import as_factor, as_flag, as_matrix, as_transposition
-from clgemm.cli.main import versions
-from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import host_memory, registry
-from clgemm.runtime.kernel_runner import Ready, slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from clgemm.runtime.device import Device
-
-REPEATS = 7
-
-
-def microseconds(run: Callable[[], object]) -> float:
-    """Time one run: the best of some blocks, since noise only adds."""
-    timer = timeit.Timer(run)
-    number, _ = timer.autorange()
-    number = max(1, number // 4)
-    return min(timer.repeat(REPEATS, number)) / number * 1e6
+ROUTE = "CLGEMM_ROUTE"
+ROUNDS = 5
 
 
-def operands(code: str, n: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Make two column-major matrices."""
+def operands(code: str, n: int) -> list[NDArray[Any]]:
+    """Make two column-major matrices of small whole numbers, whose product has no error."""
     rng = np.random.default_rng(3)
-    a, b = (rng.uniform(-1, 1, (n, n)).astype(PRECISIONS[code].dtype, order="F") for _ in "ab")
-    return a, b
+    dtype = PRECISIONS[code].dtype
+    return [rng.integers(-3, 4, (n, n)).astype(dtype, order="F") for _ in "ab"]
 
 
-def stages(device: Device, code: str, n: int) -> dict[str, float]:
-    """Time the parts of a call that goes to the device."""
-    precision = PRECISIONS[code]
+def numpy_calls(code: str, n: int) -> dict[str, Callable[[], Any]]:
+    """Give calls of NumPy's arrays by name."""
     a, b = operands(code, n)
-    c = np.zeros((n, n), precision.dtype, order="F")
-    engine.gemm(1.0, a, b, 0.0, c)
-    known = next(
-        known
-        for known in device.known.values()
-        if known.problem[:4] == (code, n, n, n) and known.ready is not None
-    )
-    ready = known.ready
-    if not isinstance(ready, Ready):
-        raise SystemExit(f"{device} gets copies: its calls have other parts than are timed here")
-    places = [host_memory.place(device, x) for x in (a, b, c)]
-    values = slots(known.problem, 1.0, 0.0, *places)
-
-    def arguments() -> None:
-        as_flag("", "", 0)
-        as_transposition("", "", 0)
-        as_transposition("", "", 0)
-        as_factor("", "", 1.0, precision)
-        as_factor("", "", 0.0, precision)
-        as_matrix("", "", a, precision.dtype)
-        as_matrix("", "", b, precision.dtype)
-
-    def place() -> None:
-        for x in (a, b, c):
-            host_memory.place(device, x)
-
-    found = {
-        "arguments": microseconds(arguments),
-        "allocate": microseconds(lambda: np.empty((n, n), precision.dtype, "F")),
-        "settings": microseconds(settings.route),
-        "place": microseconds(place),
-        "set, launch, wait": microseconds(lambda: ready.run(values)),
+    out = np.empty((n, n), a.dtype)
+    theirs, ours = getattr(scipy.linalg.blas, f"{code}gemm"), getattr(clgemm, f"{code}gemm")
+    return {
+        f"scipy.linalg.blas.{code}gemm(1, a, b)": partial(theirs, 1.0, a, b),
+        f"clgemm.{code}gemm(1, a, b)": partial(ours, 1.0, a, b),
+        "numpy.matmul(a, b)": partial(np.matmul, a, b),
+        "clgemm.matmul(a, b)": partial(clgemm.matmul, a, b),
+        "numpy.matmul(a, b, out=c)": partial(np.matmul, a, b, out=out),
+        "clgemm.matmul(a, b, out=c)": partial(clgemm.matmul, a, b, out=out),
     }
-    whole = microseconds(lambda: engine.gemm(1.0, a, b, 0.0, c))
-    found["rest of driver"] = whole - sum(list(found.values())[2:])
-    return found
 
 
-def rows(device: Device, code: str, n: int) -> dict[str, float]:
-    """Time whole calls, then the stages of one."""
+def device_calls(code: str, n: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], object]]:
+    """Give calls of Arrays by name, and what waits for them."""
+    x, y = map(clgemm.to_device, operands(code, n))
+    z = clgemm.to_device(np.zeros((n, n), x.dtype))
+    gemm, finish = getattr(clgemm, f"{code}gemm"), x.queue.finish
+    into_out, fresh = partial(clgemm.matmul, x, y, out=z), partial(clgemm.matmul, x, y)
+
+    def waited(run: Callable[[], Any]) -> Any:
+        result = run()
+        finish()
+        return result
+
+    calls: dict[str, Callable[[], Any]] = {
+        "clgemm.matmul(x, y, out=z)": into_out,
+        "clgemm.matmul(x, y)": fresh,
+        f"clgemm.{code}gemm(1, x, y)": partial(gemm, 1.0, x, y),
+        "clgemm.matmul(x, y, out=z), waited for": partial(waited, into_out),
+        "clgemm.matmul(x, y), waited for": partial(waited, fresh),
+    }
+    return calls, finish
+
+
+def timed(code: str, n: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield each group of calls with the microseconds of each."""
     a, b = operands(code, n)
-    ours, theirs = getattr(clgemm, code + "gemm"), getattr(scipy.linalg.blas, code + "gemm")
-    found = {f"scipy.linalg.blas.{code}gemm": microseconds(lambda: theirs(1.0, a, b))}
-    for wish in ("", "host", "device"):
-        os.environ["CLGEMM_ROUTE"] = wish
-        if not wish:
-            del os.environ["CLGEMM_ROUTE"]
-        found[f"clgemm.{code}gemm, CLGEMM_ROUTE={wish or 'unset'}"] = microseconds(
-            lambda: ours(1.0, a, b)
-        )
-    return found | {f"    {name}": t for name, t in stages(device, code, n).items()}
+    want = a @ b
+    before = os.environ.pop(ROUTE, None)
+    of_numpy = numpy_calls(code, n)
+    try:
+        yield "NumPy's arrays", _timed(of_numpy, alternating.nothing, want, rounds)
+        os.environ[ROUTE] = "device"
+        sent = {name: run for name, run in of_numpy.items() if name.startswith("clgemm")}
+        yield "NumPy's, sent to the device", _timed(sent, alternating.nothing, want, rounds)
+        yield "Arrays on the device", _timed(*device_calls(code, n), want, rounds)
+    finally:
+        os.environ.pop(ROUTE, None)
+        if before is not None:
+            os.environ[ROUTE] = before
+
+
+def _timed(
+    calls: dict[str, Callable[[], Any]], finish: Callable[[], object], want: NDArray[Any],
+    rounds: int,
+) -> dict[str, float]:  # fmt: skip
+    for name, run in calls.items():
+        result = run()
+        got = result if isinstance(result, np.ndarray) else result.get()
+        if not np.array_equal(got, want):
+            raise SystemExit(f"{name}: WRONG")
+    times = alternating.call_times({x: Way(run, finish) for x, run in calls.items()}, rounds)
+    return {name: 1e6 * seconds for name, seconds in times.items()}
 
 
 def main() -> int:
@@ -114,15 +115,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=8)
     parser.add_argument("--precisions", default="sdcz")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    device = registry.current()
-    if device is None:
-        raise SystemExit("no OpenCL device can be used here")
-    print(f"{versions()}\n{device}, n = {arguments.n}, microseconds a call\n")
+    environment.restart_clean()
+    device, n = environment.device_in_use(), arguments.n
+    head = environment.facts(device) | {"n": n}
+    print(environment.text(head))
+    rows: dict[str, dict[str, dict[str, float]]] = {}
     for code in arguments.precisions:
-        for name, t in rows(device, code, arguments.n).items():
-            print(f"{name:40}{t:9.2f}")
+        if not device.traits.has(PRECISIONS[code]):
+            continue
+        for group, times in timed(code, n, arguments.rounds):
+            rows.setdefault(code, {})[group] = times
+            print(f"{PRECISIONS[code].dtype}, {n} x {n}, {group}: us a call")
+            for name, t in times.items():
+                print(f"    {name:42}{t:9.2f}", flush=True)
         print()
+    environment.store(arguments.json, head | {"rows": rows})
     return 0
 
 

@@ -16,17 +16,16 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import environment
 import numpy as np
 
 import clgemm
-from clgemm.cli.main import versions
 from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import processor, registry
+from clgemm.runtime import registry
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Rates(NamedTuple):
         back once.
         """
         size = precision.itemsize * n**2
-        kernels = 2 * n**3 * (4 if precision.is_complex else 1) / self.flops
+        kernels = 2 * n**3 * precision.multiplications / self.flops
         if not copies:
             return {"kernels": kernels}
         return {
@@ -92,7 +91,7 @@ def expected(
     precision: Precision, a: NDArray[Any], b: NDArray[Any]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return a @ b in double precision, and twice the a-priori bound on the error of each."""
-    wide = PRECISIONS["z" if precision.is_complex else "d"].dtype
+    wide = PRECISIONS[precision.wide].dtype
     k = len(b)
 
     def part(start: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -105,11 +104,11 @@ def expected(
     return np.sum(products, axis=0), 2 * k * precision.eps * np.sum(sizes, axis=0)
 
 
-def bus_rates(team: list[Device]) -> tuple[float, float]:
+def bus_rates(devices: list[Device]) -> tuple[float, float]:
     """Measure the bytes a second to and from each device, by pinned memory, all at once."""
     flags: Any = cl.mem_flags
     ends = []
-    for device in team:
+    for device in devices:
         pinned = cl.Buffer(device.context, flags.READ_WRITE | flags.ALLOC_HOST_PTR, COPIED_BYTES)
         both: Any = cl.map_flags.READ | cl.map_flags.WRITE
         memory, _ = cl.enqueue_map_buffer(
@@ -133,11 +132,11 @@ def bus_rates(team: list[Device]) -> tuple[float, float]:
     return COPIED_BYTES / up, COPIED_BYTES / down
 
 
-def kernel_rate(team: list[Device], precision: Precision, n: int) -> float:
+def kernel_rate(devices: list[Device], precision: Precision, n: int) -> float:
     """Measure the flops a second of all devices together, operands in their memory."""
     total = 0.0
     x = random_matrix(precision, n, 7)
-    for device in team:
+    for device in devices:
         with registry.using(device):
             there = clgemm.to_device(x)
             times = []
@@ -147,7 +146,7 @@ def kernel_rate(team: list[Device], precision: Precision, n: int) -> float:
                 clgemm.matmul(there, there)
                 device.queue.finish()
                 times.append(time.perf_counter() - start)
-        total += 2 * n**3 * (4 if precision.is_complex else 1) / min(times)
+        total += 2 * n**3 * precision.multiplications / min(times)
     return total
 
 
@@ -170,9 +169,7 @@ def copy_rate() -> float:
 
 def one(code: str, n: int, rounds: int) -> dict[str, Any]:
     """Time one product on the devices that CLGEMM_DEVICE names."""
-    device = registry.current()
-    if device is None:
-        raise SystemExit("no OpenCL device can be used here")
+    device = environment.device_in_use()
     precision, rng = PRECISIONS[code], np.random.default_rng(1)
     a, b = (random_matrix(precision, n, seed) for seed in (1, 2))
     rows = rng.integers(0, n, ROWS)
@@ -187,19 +184,19 @@ def one(code: str, n: int, rounds: int) -> dict[str, Any]:
         start = time.perf_counter()
         clgemm.matmul(a, b, out=c)
         times.append(time.perf_counter() - start)
-    team = [device, *registry.others()]
+    devices = [device, *registry.others()]
     del a, b, c
-    flops = kernel_rate(team, precision, min(n, KERNEL_SIZE))
-    rates = Rates(flops, *bus_rates(team), copy_rate())
+    flops = kernel_rate(devices, precision, min(n, KERNEL_SIZE))
+    rates = Rates(flops, *bus_rates(devices), copy_rate())
     return {
-        "devices": [member.traits.describe() for member in team],
-        "drivers": [member.traits.driver_version for member in team],
+        "devices": [each.traits.describe() for each in devices],
+        "drivers": [each.traits.driver_version for each in devices],
         "explanation": explanation,
         "seconds": times,
         "error": worst,
         "rates": rates._asdict(),
         "least_seconds": rates.least(
-            n, precision, len(team), copies=not device.traits.unified_memory
+            n, precision, len(devices), copies=not device.traits.unified_memory
         ),
     }
 
@@ -240,8 +237,9 @@ def main() -> int:
     if not arguments.devices:
         raise SystemExit("name at least one device, such as nvidia:0")
     n, precision = arguments.n, PRECISIONS[arguments.precision]
-    flops = 2 * n**3 * (4 if precision.is_complex else 1)
-    print(f"{versions()}, {processor.identity()}, {identity.usable_cores()} cores")
+    flops = 2 * n**3 * precision.multiplications
+    head = environment.host_facts()
+    print(environment.text(head))
     rows: list[dict[str, Any]] = []
     for devices in arguments.devices:
         row = in_child(devices, arguments)
@@ -258,12 +256,8 @@ def main() -> int:
             f"{row['explanation']}",
             flush=True,
         )
-    if arguments.json:
-        found = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                 "versions": versions(), "processor": processor.identity(),
-                 "cores": identity.usable_cores(), "n": n, "precision": precision.code,
-                 "rows": rows}  # fmt: skip
-        arguments.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    head |= {"n": n, "precision": precision.code}
+    environment.store(arguments.json, head | {"rows": rows})
     return 0
 
 

@@ -15,28 +15,26 @@ faults: a family of which five configurations are broken, in the default budget.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
 import sys
 import tempfile
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import environment
 import numpy as np
 from tuning_faults import faults
 from tuning_starts import starts
 
 from clgemm import settings
-from clgemm.cli.main import versions
+from clgemm.dispatch import engine as engines
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import host_memory, registry
-from clgemm.runtime.kernel_runner import Ready, slots
-from clgemm.tuning import tuner
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import KernelRunner, Values
 from clgemm.tuning.measure import timing
 from clgemm.tuning.results import Effort
 from clgemm.tuning.shapes import Shape, standard
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from clgemm.runtime.device import Device
     from clgemm.tuning.cost_model import Model
 
-DTYPES = {"s": "f", "d": "d", "c": "F", "z": "D"}
 # Odd, skinny, small k, long k, and stacks; none is a shape that is tuned with.
 SHAPES = (
     Shape(769, 1031, 515), Shape(1537, 1201, 901), Shape(2047, 513, 1023), Shape(333, 333, 333),
@@ -63,7 +60,7 @@ DECIDED = 200  # times that deciding is timed
 def search(device: Device, code: str, mode: str, seconds: float, cache: Path) -> Model:
     """Search in a cache directory of its own."""
     os.environ |= {"CLGEMM_CACHE_DIR": str(cache), "CLGEMM_SHIPPED": "off"}
-    result = tuner.tune(device, code, Effort(mode, seconds))
+    result = engines.of(device).parameters.tune(code, Effort(mode, seconds))
     failed = sum(not o.ok for o in result.outcomes)
     print(f"{mode}: {len(result.outcomes)} trials in {result.seconds:.1f} s, {failed} ruled out")
     for variant in result.model.variants:
@@ -72,12 +69,12 @@ def search(device: Device, code: str, mode: str, seconds: float, cache: Path) ->
 
 
 def operands(device: Device, code: str, shape: Shape) -> tuple[Gemm, tuple[Any, Any, Any]]:
-    """Make arrays for a shape, and describe their product as the driver would."""
+    """Make arrays for a shape, and describe their product as a call would."""
     m, n, k, batch = shape[:4]
     rng = np.random.default_rng(4)
 
     def some(rows: int, columns: int) -> Any:
-        x = rng.uniform(-1, 1, (batch, columns, rows)).astype(DTYPES[code]).swapaxes(1, 2)
+        x = rng.uniform(-1, 1, (batch, columns, rows)).astype(PRECISIONS[code].dtype).swapaxes(1, 2)
         return x if batch > 1 else x[0]
 
     a, b, c = some(m, k), some(k, n), some(m, n)
@@ -88,12 +85,13 @@ def operands(device: Device, code: str, shape: Shape) -> tuple[Gemm, tuple[Any, 
 def product(device: Device, code: str, shape: Shape, config: Config) -> Callable[[], None]:
     """Return what computes one product, of arrays that stay where they are."""
     problem, arrays = operands(device, code, shape)
-    ready = Ready(device, BY_NAME[config.family].plan(device.traits, problem, config))
-    values = slots(problem, 1.0, 0.0, *(host_memory.place(device, x) for x in arrays))
+    plan = BY_NAME[config.family].plan(device.traits, problem, config)
+    runner = KernelRunner(device, problem, plan)
+    values = Values(1.0, 0.0, *(host_memory.place(device, x) for x in arrays))
 
     def run() -> None:
         assert arrays  # the device may share their memory
-        ready.run(values)
+        runner.execute(values)
 
     return run
 
@@ -193,13 +191,8 @@ def main() -> int:
                         default=settings.FULL_FACTOR * settings.tune_seconds())  # fmt: skip
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-    }
-    device = registry.current()
-    assert device is not None
-    found["device"] = device.traits.as_json()
+    device = environment.device_in_use()
+    found = environment.facts(device) | {"traits": device.traits.as_json()}
     print(f"device: {device.traits.describe()}")
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
@@ -210,8 +203,7 @@ def main() -> int:
             found[code] |= parts_of(device, code, arguments, here)
         if "faults" in arguments.parts:
             found["faults"] = faults(device, here)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=1), "utf-8")
+    environment.store(arguments.json, found)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from clgemm import settings
-from clgemm.tuning import tuner
+from clgemm.dispatch import engine as engines
 from clgemm.tuning.results import Effort
 from clgemm.tuning.store import lookup
 from clgemm.tuning.workers import worker
@@ -32,7 +32,8 @@ def faults(device: Device, folder: Path) -> dict[str, Any]:
         mock.patch.object(lookup, "FAMILIES", (faulty.FAULTY,)),
         mock.patch.object(worker.Worker, "command", (child,)),
     ):
-        result = tuner.tune(device, "s", Effort(seconds=settings.tune_seconds()))
+        parameters = engines.of(device).parameters
+        result = parameters.tune("s", Effort(seconds=settings.tune_seconds()))
     named = {faulty.NAMES[o.config["KIND"]]: o.status for o in result.outcomes if not o.ok}
     winners = [faulty.NAMES[v.config["KIND"]] for v in result.model.variants]
     print(f"\na family with five faults: {result.seconds:.1f} s, winner: {', '.join(winners)}")
