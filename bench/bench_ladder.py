@@ -10,27 +10,30 @@ too large for it) is taken with the next smaller tile of its list, or left out w
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import on_device
+import alternating
+import environment
+from alternating import Way
+from on_device import Form, Operands, Product, normal
 
-from clgemm.cli.main import versions
+from clgemm.dispatch import engine as engines
 from clgemm.errors import ClgemmError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
-from clgemm.problem import PRECISIONS
+from clgemm.problem import PRECISIONS, Gemm
 from clgemm.runtime import registry
-from clgemm.tuning import tuner
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clgemm.kernels.gpu_tiled.family import GpuTiled
-    from clgemm.problem import Gemm, Precision
+    from clgemm.problem import Precision
     from clgemm.runtime.device import Device
 
 ROUNDS = 5
@@ -139,6 +142,32 @@ def tiled_config(
     return f"left out, this is not so: {reason}"
 
 
+def square(code: str, n: int) -> Gemm:
+    """Describe a product of squares in device memory."""
+    return Gemm(code, n, n, n, 1, False, False, n, 0, False, False, n, 0, n, 0, False, aligned=True)
+
+
+def launches(device: Device, product: Product, config: Config, *, whole: bool) -> Callable[[], Any]:
+    """Return what enqueues a square product as one configuration plans it, and gives its result.
+
+    No call would take most of these.  `whole` plans as if the device had one compute unit, so that
+    nothing is cut finer.
+    """
+    traits = replace(device.traits, compute_units=1) if whole else device.traits
+    g = square(product.form.code, product.form.n)
+    runner = KernelRunner(device, g, BY_NAME[config.family].plan(traits, g, config))
+    _, state = registry.of_queue(device.queue)
+    # C.T = B.T @ A.T in column-major terms, in the same memory.
+    a, b, c = (z.base_data for z in (product.y, product.x, product.out))
+    values = (1.0, 0.0, a, b, c, NO_OFFSETS)
+
+    def run() -> Any:
+        runner.enqueue(values, state, [])
+        return product.out
+
+    return run
+
+
 def rungs(device: Device, g: Gemm) -> list[tuple[str, int, Config | str, bool]]:
     """List name, growth, configuration and whether it is taken as it stands, from the bottom up."""
     precision, params = PRECISIONS[g.precision], dict(PLAIN)
@@ -150,33 +179,32 @@ def rungs(device: Device, g: Gemm) -> list[tuple[str, int, Config | str, bool]]:
         if family.supports(device.traits, precision) and family.name != "direct":
             config = family.default(device.traits, precision)
             found.append((f"default of {family.name}", 0, config, False))
-    found.append(("what the tuner takes", 0, tuner.config_for(device, g), False))
+    config = engines.of(device).parameters.config_for(g)
+    found.append(("what the tuner takes", 0, config, False))
     return found
 
 
 def climb(device: Device, code: str, n: int) -> list[dict[str, Any]]:
     """Check and time every rung."""
-    elements = (on_device.normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2))
-    operands = on_device.Operands(device, *elements)
+    operands = Operands(*(normal(code, (n + 1) * (n + 1), seed) for seed in (1, 2)))
     rows: list[dict[str, Any]] = []
-    for name, grows, config, whole in rungs(device, on_device.problem(code, n, n, n)):
+    for name, grows, config, whole in rungs(device, square(code, n)):
         row: dict[str, Any] = {"step": name, "config": str(config)}
         rows.append(row)
         if isinstance(config, str):
             print(f"{name:52}{config}", flush=True)
             continue
-        g = on_device.problem(code, *(n + grows,) * 3)
+        product = Product(Form(code, *(n + grows,) * 3), operands)
         try:
-            resident = on_device.Resident(device, g, operands)
-            run = resident.launches(config, whole=whole)
-            row["error_over_bound"] = error = resident.error(run)
+            run = launches(device, product, config, whole=whole)
+            row["error_over_bound"] = error = product.error(run)
         except ClgemmError as fault:
             print(f"{name:52}{str(fault).splitlines()[0][:80]}", flush=True)
             continue
         if not error <= 1:
             raise SystemExit(f"{name}: WRONG, {error:.3g} times the error bound, {config}")
-        seconds = on_device.side_by_side({"": (run, resident.finish)}, ROUNDS)[""]
-        row["gflops"] = g.flops / seconds / 1e9
+        seconds = alternating.throughput({"": Way(run, product.finish)}, ROUNDS)[""]
+        row["gflops"] = product.form.flops / seconds / 1e9
         print(f"{name:52}{row['gflops']:12.1f} GFLOP/s", flush=True)
     return rows
 
@@ -191,22 +219,12 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.device:
         os.environ["CLGEMM_DEVICE"] = arguments.device
-    device = registry.current()
-    if device is None:
-        raise SystemExit("no OpenCL device can be used here")
+    device = environment.device_in_use()
     n = arguments.n or (1536 if device.traits.kind == "cpu" else 4096)
-    print(f"{versions()}\n{device}, {arguments.precision}gemm, n = {n}\n")
+    head = environment.facts(device) | {"precision": arguments.precision, "n": n}
+    print(environment.text(head))
     rows = climb(device, arguments.precision, n)
-    if arguments.json:
-        head = {
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "device": device.traits.describe(),
-            "driver": device.traits.driver_version,
-            "versions": versions(),
-            "precision": arguments.precision,
-            "n": n,
-        }
-        arguments.json.write_text(json.dumps(head | {"rows": rows}, indent=1), encoding="utf-8")
+    environment.store(arguments.json, head | {"rows": rows})
     return 0
 
 

@@ -34,7 +34,7 @@ from clgemm.dispatch import engine as engines
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import host_memory
-from clgemm.runtime.kernel_runner import KernelRunner, Values
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.tuning.measure import timing
 from clgemm.tuning.results import Effort
 from clgemm.tuning.shapes import Shape, standard
@@ -87,7 +87,8 @@ def product(device: Device, code: str, shape: Shape, config: Config) -> Callable
     problem, arrays = operands(device, code, shape)
     plan = BY_NAME[config.family].plan(device.traits, problem, config)
     runner = KernelRunner(device, problem, plan)
-    values = Values(1.0, 0.0, *(host_memory.place(device, x) for x in arrays))
+    a, b, c = (host_memory.place(device, x) for x in arrays)
+    values = (1.0, 0.0, a, b, c, NO_OFFSETS)
 
     def run() -> None:
         assert arrays  # the device may share their memory

@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import on_device
+from on_device import Form, Operands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from on_device import Operands
-
-    from clgemm.problem import Gemm
-    from clgemm.runtime.device import Device
-
-SIZES = (512, 1024, 2048, 4096, 8192)
+SIZES = (512, 1024, 1536, 2048, 4096, 8192)
 LARGEST = {"s": 8192, "d": 8192, "c": 4096, "z": 4096}
-LEAST = {"fallback": 2048, "ops": 2048}
 SKINNY = ((64, 8192, 8192), (8192, 64, 8192), (8192, 8192, 64), (256, 256, 65536))
-SETS = ("squares", "fallback", "fma", "ops", "skinny")
-PLAIN, ODD = "NN", "n+1"
-OPS = (PLAIN, "TN", "NT", "TT", ODD)
+SETS = ("squares", "skinny", "ops", "fallback", "fma")
+LEAST = {"fallback": 2048, "ops": 2048}
+MOST = {"ops": 4096}
+PRECISIONS_OF = {"fallback": "s", "fma": "s", "skinny": "sd"}
+PLAIN, ODD, BETA = "NN", "n+1", "beta"
+OPS = (PLAIN, "TN", "NT", "TT", ODD, BETA)
 CUBLAS, CLGEMM, CLBLAST, TUNED = "cuBLAS", "clgemm", "CLBlast", "CLBlast tuned"
+FRESH, CUBLAS_FRESH = "clgemm, new result", "cuBLAS, new result"
+KERNELS = "kernels alone"
 
 
 @dataclass(frozen=True)
@@ -43,41 +42,43 @@ class Case:
         return str(self.n) if square else f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def forms(self) -> dict[str, Gemm]:
+    def forms(self) -> dict[str, Form]:
         """The products of clgemm by the name of their column."""
         shape = (self.m, self.n, self.k)
         if self.kind != "ops":
-            return {CLGEMM: on_device.problem(self.code, *shape)}
-        odd = on_device.problem(self.code, self.m + 1, self.n + 1, self.k + 1)
-        return {ops: on_device.problem(self.code, *shape, ops) for ops in OPS[:-1]} | {ODD: odd}
+            return {CLGEMM: Form(self.code, *shape)}
+        forms = {ops: Form(self.code, *shape, ops) for ops in OPS[:4]}
+        forms[ODD] = Form(self.code, self.m + 1, self.n + 1, self.k + 1)
+        forms[BETA] = Form(self.code, *shape, alpha=2.0, beta=0.5)
+        return forms
 
     @property
     def elements(self) -> int:
         """Elements that each operand has to have."""
-        return max(max(g.m * g.k, g.k * g.n) for g in self.forms.values())
+        return max(max(form.m * form.k, form.k * form.n) for form in self.forms.values())
 
 
-def cases(sets: list[str], codes: str, sizes: list[int]) -> Iterator[Case]:
+def cases(sets: Sequence[str], codes: str, sizes: Sequence[int]) -> Iterator[Case]:
     """List the cases, those that share operands after each other."""
     for code in codes:
         for kind in sets:
-            only = {"fallback": "s", "fma": "s", "skinny": "sd"}.get(kind, "sdcz")
-            if code not in only:
+            if code not in PRECISIONS_OF.get(kind, "sdcz"):
                 continue
             if kind == "skinny":
                 yield from (Case(kind, code, *shape) for shape in SKINNY)
             else:
+                most = min(LARGEST[code], MOST.get(kind, LARGEST[code]))
                 for n in sizes:
-                    if LEAST.get(kind, 0) <= n <= LARGEST[code]:
+                    if LEAST.get(kind, 0) <= n <= most:
                         yield Case(kind, code, n, n, n)
 
 
-def fallback_operands(device: Device, case: Case, usual: Operands) -> Operands:
+def fallback_operands(case: Case, usual: Operands) -> Operands:
     """Make large entries that meet zeros, with the rest at 2^-30.
 
     A row of such an A cannot be scaled so that halves hold it.
     """
     a, b = usual.a[: case.elements] * np.float32(2.0**-30), usual.b[: case.elements].copy()
-    a[: case.m] = 1  # the first column of A ...
-    b[:: case.k] = 0  # ... meets the first row of B
-    return on_device.Operands(device, a, b)
+    a[:: case.k] = 1  # the first column of A ...
+    b[: case.n] = 0  # ... meets the first row of B
+    return Operands(a, b)

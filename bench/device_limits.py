@@ -8,16 +8,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import alternating
 import numpy as np
-import on_device
 
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from clgemm.runtime.device import Device
 
 PROBE = """
@@ -96,13 +94,14 @@ def smi() -> dict[str, str]:
 def limits(device: Device) -> dict[str, float]:
     """Measure the rates of FMA units, of fp64 tensor cores and of copies, by OpenCL."""
     found: dict[str, float] = {}
-    memory = [cl.Buffer(device.context, cl.mem_flags.READ_WRITE, COPY_BYTES) for _ in range(2)]
+    nbytes = min(COPY_BYTES, device.traits.max_allocation // 4 // 4096 * 4096)
+    memory = [cl.Buffer(device.context, cl.mem_flags.READ_WRITE, nbytes) for _ in range(2)]
     for x in memory:
-        cl.enqueue_fill_buffer(device.queue, x, np.array(0.5, np.float32), 0, COPY_BYTES)
+        cl.enqueue_fill_buffer(device.queue, x, np.array(0.5, np.float32), 0, nbytes)
     size = device.traits.compute_units * GROUPS * ITEMS
     for code in "sd":
-        double = PRECISIONS[code].real == "double"
-        if double and not device.traits.fp64:
+        double = PRECISIONS[code].is_double
+        if not device.traits.has(PRECISIONS[code]):
             continue
         text = f"#define IS_DOUBLE {int(double)}\n{PROBE}"
         seconds = _probe(device, text, "fma_probe", memory[0], size)
@@ -114,13 +113,14 @@ def limits(device: Device) -> dict[str, float]:
         seconds = _probe(device, text, "tensor_probe", memory[0], size)
         flops = 8 * REPEATS * (size // 32) * 2 * (16 if wide else 8) * 8 * 4
         found["tensor fp64 TFLOP/s"] = flops / seconds / 1e12
-    copy = opencl.make_kernel(opencl.build(device.context, PROBE), "copy", [None, None])
+    text = f"#define IS_DOUBLE 0\n{PROBE}"
+    copy = opencl.make_kernel(opencl.build(device.context, text), "copy")
     copy.set_args(*memory)
-    found["copy GB/s"] = 2 * COPY_BYTES / _timed(device, copy, COPY_BYTES // 16) / 1e9
+    found["copy GB/s"] = 2 * nbytes / _timed(device, copy, nbytes // 16) / 1e9
     return found
 
 
-def under_load(run: Callable[[], None], finish: Callable[[], None]) -> dict[str, str]:
+def under_load(way: alternating.Way) -> dict[str, str]:
     """Ask nvidia-smi while the card works for a second."""
     answers: list[dict[str, str]] = []
 
@@ -132,14 +132,14 @@ def under_load(run: Callable[[], None], finish: Callable[[], None]) -> dict[str,
     asking.start()
     while asking.is_alive():
         for _ in range(4):
-            run()
-        finish()
+            way.run()
+        way.finish()
     return answers[0]
 
 
 def _probe(device: Device, text: str, name: str, memory: cl.Buffer, size: int) -> float:
-    probe = opencl.make_kernel(opencl.build(device.context, text), name, [None, np.int32])
-    probe.set_args(memory, REPEATS)
+    probe = opencl.make_kernel(opencl.build(device.context, text), name)
+    probe.set_args(memory, np.int32(REPEATS))
     return _timed(device, probe, size)
 
 
@@ -147,4 +147,5 @@ def _timed(device: Device, kernel: cl.Kernel, size: int) -> float:
     def run() -> None:
         cl.enqueue_nd_range_kernel(device.queue, kernel, (size,), (ITEMS,))
 
-    return on_device.side_by_side({"": (run, device.queue.finish)}, 5)[""]
+    way = alternating.Way(run, device.queue.finish)
+    return alternating.throughput({"": way}, 5)[""]

@@ -1,4 +1,4 @@
-"""Who clgemm is compared with on the same operands: cuBLAS by PyTorch or CuPy, and CLBlast."""
+"""Who clgemm is compared with on the same operands: cuBLAS by PyTorch, and CLBlast."""
 
 from __future__ import annotations
 
@@ -7,105 +7,85 @@ import json
 import os
 from contextlib import suppress
 from ctypes.util import find_library
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from alternating import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-    from on_device import Operands, Resident
+    from on_device import Form, Operands, Product
 
-    from clgemm.problem import Gemm
-    from clgemm.runtime.device import Device
+    from clgemm.runtime.opencl import cl
 
-Run = tuple["Callable[[], None]", "Callable[[], None]"]
-"""What enqueues, and what waits."""
 RATE_SIZE = 8192  # of the products that show what tensor cores do in short formats
-COLUMN_MAJOR, NORMAL, TRANSPOSED = 102, 111, 112  # CLBlast's names for them
+COLUMN_MAJOR, NORMAL = 102, 111  # CLBlast's names for them
 CODES = {"s": 32, "d": 64, "c": 3232, "z": 6464}  # CLBlast's names for precisions
 
 
 class CuBLAS:
-    """NVIDIA's library by way of PyTorch, or of CuPy; TF32 is off.
+    """NVIDIA's library by way of PyTorch; TF32 is off.
 
     Parameters
     ----------
-    module : module
-        torch or cupy.
+    torch : module
+        PyTorch.
     """
 
-    def __init__(self, module: Any) -> None:
-        self._module, self._torch = module, module.__name__ == "torch"
-        if self._torch:
-            module.backends.cuda.matmul.allow_tf32 = False
-        self.name = f"cuBLAS by {module.__name__} {module.__version__}"
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self.name = f"cuBLAS by torch {torch.__version__}"
         self._uploaded: tuple[Operands | None, Any, Any] = (None, None, None)
-        cuda = module.cuda
-        self.finish: Callable[[], None] = (
-            cuda.synchronize if self._torch else cuda.Device().synchronize
-        )
+        self._finish: Callable[[], object] = torch.cuda.synchronize
 
     @classmethod
-    def find(cls) -> CuBLAS:
-        """Take the first module that is there and sees a GPU."""
-        for name in ("torch", "cupy"):
-            try:
-                module: Any = import_module(name)
-            except ImportError:
-                continue
-            if module.cuda.is_available():
-                return cls(module)
-        raise SystemExit("neither PyTorch nor CuPy with a GPU is here: there is no one to compare")
+    def find(cls) -> CuBLAS | str:
+        """Take PyTorch if it is there and sees a GPU; else say why it is not."""
+        try:
+            torch: Any = import_module("torch")
+        except ImportError:
+            return "cuBLAS: absent; install PyTorch"
+        return cls(torch) if torch.cuda.is_available() else "cuBLAS: PyTorch sees no GPU"
 
-    def _upload(self, x: NDArray[Any]) -> Any:
-        return self._module.from_numpy(x).cuda() if self._torch else self._module.asarray(x)
-
-    def product(self, g: Gemm, operands: Operands) -> tuple[Run, Callable[[], NDArray[Any]]]:
-        """Give what enqueues, what waits, and what returns the flat column-major result.
-
-        Row-major matrices here: C.T = op(B).T @ op(A).T in the same memory.
-        """
+    def product(self, form: Form, operands: Operands) -> tuple[Way, Way, Callable[[], Any]]:
+        """Give a plain product into a tensor, into a new one, and what returns the result."""
+        torch = self._torch
         if self._uploaded[0] is not operands:
             self._uploaded = (None, None, None)  # frees what is there before more is taken
-            self._uploaded = (operands, self._upload(operands.a), self._upload(operands.b))
+            on_gpu = (torch.from_numpy(flat).cuda() for flat in (operands.a, operands.b))
+            self._uploaded = (operands, *on_gpu)
         _, a, b = self._uploaded
-        left = b[: g.k * g.n].reshape((g.k, g.n) if g.trans_b else (g.n, g.k))
-        right = a[: g.m * g.k].reshape((g.m, g.k) if g.trans_a else (g.k, g.m))
-        left, right = (left.T if g.trans_b else left), (right.T if g.trans_a else right)
-        matmul = self._module.matmul
-        out = matmul(left, right)
+        x = a[: form.m * form.k].reshape(form.m, form.k)
+        y = b[: form.k * form.n].reshape(form.k, form.n)
+        out = torch.matmul(x, y)
 
-        def fetch() -> NDArray[Any]:
-            matmul(left, right, out=out)
-            host = out.cpu().numpy() if self._torch else out.get()
-            return np.asarray(host).ravel()
+        def fetch() -> Any:
+            out.zero_()
+            return torch.matmul(x, y, out=out).cpu().numpy()
 
-        return ((lambda: matmul(left, right, out=out)), self.finish), fetch
+        into_out, fresh = partial(torch.matmul, x, y, out=out), partial(torch.matmul, x, y)
+        return Way(into_out, self._finish), Way(fresh, self._finish), fetch
 
-    def short_formats(self) -> dict[str, Run]:
-        """Give products in fp16, and in TF32 where it can be switched on for one product."""
-        module = self._module
-        runs: dict[str, Run] = {}
-        half = self._upload(
-            np.random.default_rng(3).standard_normal((RATE_SIZE,) * 2, np.float32).astype("half")
-        )
-        half_out = module.matmul(half, half)
-        runs["fp16"] = (lambda: module.matmul(half, half, out=half_out)), self.finish
-        if self._torch:
-            single = half.float()
-            single_out = module.empty_like(single)
+    def short_formats(self) -> dict[str, Way]:
+        """Give products in fp16 and in TF32."""
+        torch = self._torch
+        half = torch.randn(RATE_SIZE, RATE_SIZE, device="cuda").half()
+        single = half.float()
+        half_out, single_out = torch.empty_like(half), torch.empty_like(single)
 
-            def tf32() -> None:
-                module.backends.cuda.matmul.allow_tf32 = True
-                module.matmul(single, single, out=single_out)
-                module.backends.cuda.matmul.allow_tf32 = False
+        def tf32() -> None:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.matmul(single, single, out=single_out)
+            torch.backends.cuda.matmul.allow_tf32 = False
 
-            runs["TF32"] = tf32, self.finish
-        return runs
+        return {
+            "fp16": Way(partial(torch.matmul, half, half, out=half_out), self._finish),
+            "TF32": Way(tf32, self._finish),
+        }
 
 
 class _Complex64(ctypes.Structure):
@@ -122,7 +102,7 @@ SCALARS: dict[str, Any] = {
 
 
 class CLBlast:
-    """CLBlast's C library on the OpenCL buffers and the queue that clgemm uses.
+    """CLBlast's C library on the Arrays, and on the queue, that clgemm uses.
 
     Parameters
     ----------
@@ -146,33 +126,36 @@ class CLBlast:
                 return cls(ctypes.CDLL(name))
         return "CLBlast: absent; install libclblast1, or let CLBLAST_LIBRARY name the library"
 
-    def product(self, device: Device, resident: Resident) -> Run:
-        """Give what runs a problem on its buffers, and what waits."""
-        g, scalar = resident.g, SCALARS[resident.g.precision]
-        routine = self._library[f"CLBlast{g.precision.upper()}gemm"]
-        size, handle = ctypes.c_size_t, ctypes.c_void_p
-        a, b, c = (handle(x.int_ptr) for x in resident.buffers)
-        queue = handle(device.queue.int_ptr)
+    def product(self, product: Product) -> Way:
+        """Give a plain product of the same Arrays, into their result.
+
+        C.T = B.T @ A.T in column-major terms, in the same memory.
+        """
+        form, out = product.form, product.out
+        scalar, size, handle = SCALARS[form.code], ctypes.c_size_t, ctypes.c_void_p
+        routine = self._library[f"CLBlast{form.code.upper()}gemm"]
+        a, b, c = (handle(z.base_data.int_ptr) for z in (product.x, product.y, out))
+        queue = handle(out.queue.int_ptr)
         arguments = (
-            COLUMN_MAJOR, TRANSPOSED if g.trans_a else NORMAL, TRANSPOSED if g.trans_b else NORMAL,
-            size(g.m), size(g.n), size(g.k),
-            scalar(1), a, size(0), size(g.lda), b, size(0), size(g.ldb),
-            scalar(0), c, size(0), size(g.ldc), ctypes.byref(queue), None,
+            COLUMN_MAJOR, NORMAL, NORMAL, size(form.n), size(form.m), size(form.k),
+            scalar(1), b, size(0), size(form.n), a, size(0), size(form.k),
+            scalar(0), c, size(0), size(form.n), ctypes.byref(queue), None,
         )  # fmt: skip
 
-        def run() -> None:
+        def run() -> Any:
             status = routine(*arguments)
             if status:
-                raise RuntimeError(f"CLBlast's {g.precision}gemm failed with status {status}")
+                raise RuntimeError(f"CLBlast's {form.code}gemm failed with status {status}")
+            return out
 
-        return run, device.queue.finish
+        return Way(run, product.finish)
 
-    def override(self, device: Device, code: str, parameters: dict[str, int]) -> None:
+    def override(self, queue: cl.CommandQueue, code: str, parameters: dict[str, int]) -> None:
         """Let the Xgemm kernel of a precision use other parameters from now on."""
         names = (ctypes.c_char_p * len(parameters))(*(name.encode() for name in parameters))
         values = (ctypes.c_size_t * len(parameters))(*parameters.values())
         status = self._library.CLBlastOverrideParameters(
-            ctypes.c_void_p(device.queue.device.int_ptr), b"Xgemm", CODES[code],
+            ctypes.c_void_p(queue.device.int_ptr), b"Xgemm", CODES[code],
             ctypes.c_size_t(len(parameters)), names, values,
         )  # fmt: skip
         if status:

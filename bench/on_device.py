@@ -1,218 +1,210 @@
-"""What the benches of devices share: operands that stay on a device, checked and timed there.
-
-clgemm has no interface for device arrays yet, so this goes below its faces: a problem, a
-configuration, a plan, its launches.
-"""
+"""Arrays on a device, and their product as a user asks for it: what benches of devices share."""
 
 from __future__ import annotations
 
 import statistics
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
-from clgemm.kernels import BY_NAME
-from clgemm.kernels.family import SLOTS
-from clgemm.problem import PRECISIONS, Gemm
-from clgemm.runtime.kernel_runner import slots
-from clgemm.runtime.opencl import cl
+import clgemm
+from clgemm.dispatch import engine as engines
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import opencl
+from clgemm.tuning.measure import profiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from clgemm.kernels.family import Config
-    from clgemm.runtime.device import Device
-
-BLOCK_SECONDS = 0.02  # of runs between two looks at the clock: launching is hidden behind running
 SAMPLED = 48  # rows and columns of a result that are checked
-ALPHA, BETA = 1.0, 0.0
+KERNEL_SECONDS = 0.03  # of kernels whose times are read from the device
+LEAST_CALLS, MOST_CALLS = 4, 100  # whose kernels are timed
+BEFORE = 1.0  # what the result holds before a product that reads it
 
 
-def problem(code: str, m: int, n: int, k: int, ops: str = "NN") -> Gemm:
-    """Describe a product of dense column-major matrices in device memory."""
-    heights = m if ops[0] == "N" else k, k if ops[1] == "N" else n
-    return Gemm(
-        code, m, n, k, 1,
-        ops[0] != "N", False, heights[0], 0,
-        ops[1] != "N", False, heights[1], 0,
-        m, 0, False, aligned=True,
-    )  # fmt: skip
+class Form(NamedTuple):
+    """A product, and how it is asked for."""
+
+    code: str
+    m: int
+    n: int
+    k: int
+    ops: str = "NN"
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `clgemm.matmul` can compute it."""
+        return self.ops == "NN" and self.alpha == 1 and self.beta == 0
+
+    @property
+    def flops(self) -> int:
+        """Operations of one run."""
+        return 2 * self.m * self.n * self.k * PRECISIONS[self.code].multiplications
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of the two operands as they lie in memory."""
+        a, b = (self.m, self.k), (self.k, self.n)
+        return (a if self.ops[0] == "N" else a[::-1]), (b if self.ops[1] == "N" else b[::-1])
 
 
-def normal(precision: str, count: int, seed: int) -> NDArray[Any]:
+def normal(code: str, count: int, seed: int) -> NDArray[Any]:
     """Return `count` normally distributed elements."""
-    p, rng = PRECISIONS[precision], np.random.default_rng(seed)
-    reals = count * (2 if p.is_complex else 1)
-    real_type: Any = np.float32 if p.real == "float" else np.float64
-    return rng.standard_normal(reals, dtype=real_type).view(p.dtype)
+    p, rng = PRECISIONS[code], np.random.default_rng(seed)
+    real_type: Any = np.dtype(f"f{p.real_bytes}").type
+    return rng.standard_normal(count * p.parts, dtype=real_type).view(p.dtype)
 
 
 class Operands:
-    """Elements on the host and on the device, of which many problems take the first ones.
+    """Elements on the host and on the device, of which many products take the first ones.
 
     Parameters
     ----------
-    device : Device
-        The device.
     a, b : ndarray
-        Flat; what op(A) and op(B) are made of, in column-major order.
+        Flat.
     """
 
-    def __init__(self, device: Device, a: NDArray[Any], b: NDArray[Any]) -> None:
+    def __init__(self, a: NDArray[Any], b: NDArray[Any]) -> None:
         self.a, self.b = a, b
-        flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-        self.buffers = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b)]
+        self.on_device = clgemm.to_device(a), clgemm.to_device(b)
 
 
-class Resident:
-    """Both operands and the result of one problem on a device.
+class Product:
+    """A product of C-ordered Arrays through the public functions.
 
     Parameters
     ----------
-    device : Device
-        The device.
-    g : Gemm
-        A dense problem.
+    form : Form
+        The product.
     operands : Operands
-        At least as many elements as the problem takes.
+        At least as many elements as it takes.
     """
 
-    def __init__(self, device: Device, g: Gemm, operands: Operands) -> None:
-        self.g = g
-        self._device = device
-        self._a, self._b = operands.a[: g.m * g.k], operands.b[: g.k * g.n]
-        self._scratch: Any = None
-        self._kept: list[dict[str, Any]] = []
-        self._c = np.empty(g.m * g.n, operands.a.dtype)
-        c = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, self._c.nbytes)
-        self.buffers = [*operands.buffers, c]
-
-    def launches(self, config: Config, *, whole: bool = False) -> Callable[[], None]:
-        """Build a configuration's kernels and return what enqueues them.
-
-        `whole` plans as if the device had one compute unit, so that nothing is cut finer.
-        """
-        device, traits = self._device, self._device.traits
-        if whole:
-            traits = replace(traits, compute_units=1)
-        plan = BY_NAME[config.family].plan(traits, self.g, config)
-        values: dict[str, Any] = dict(
-            zip(SLOTS, slots(self.g, ALPHA, BETA, *self.buffers), strict=False)
-        )
-        if plan.scratch_bytes:
-            if self._scratch is None or self._scratch.size < plan.scratch_bytes:
-                flags = cl.mem_flags.READ_WRITE
-                self._scratch = cl.Buffer(device.context, flags, plan.scratch_bytes)
-            values["scratch"] = self._scratch
-        if plan.counts:  # such a plan needs a fresh counter a run
-            return lambda: self._run_counting(plan, values)
-        ready = []
-        for step in plan.steps:
-            # A kernel object of its own keeps its arguments; two steps may share a kernel.
-            kernel = device.programs.another_kernel(step.kernel)
-            kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))
-            ready.append((kernel, step.global_size, step.local_size))
-
-        def enqueue() -> None:
-            for launch in ready:
-                cl.enqueue_nd_range_kernel(device.queue, *launch)
-
-        self._kept.append(values)  # OpenCL does not keep what kernels have as arguments
-        return enqueue
-
-    def _run_counting(self, plan: Any, values: dict[str, Any]) -> None:
-        values["counters"], values["cell"] = self._device.workspace.counter()
-        for step in plan.steps:
-            kernel = self._device.programs.kernel(step.kernel)
-            kernel.set_args(*(values[x] if isinstance(x, str) else x for x in step.args))
-            cl.enqueue_nd_range_kernel(
-                self._device.queue, kernel, step.global_size, step.local_size
+    def __init__(self, form: Form, operands: Operands) -> None:
+        self.form = form
+        sides = [
+            (flat[: rows * columns], there[: rows * columns].reshape(rows, columns))
+            for flat, there, (rows, columns) in zip(
+                (operands.a, operands.b), operands.on_device, form.shapes, strict=True
             )
+        ]
+        (self._a, self.x), (self._b, self.y) = sides
+        dtype = PRECISIONS[form.code].dtype
+        self.out = opencl.arrays().empty(
+            self.x.queue, (form.m, form.n), dtype, allocator=self.x.allocator
+        )
+        self.finish: Callable[[], object] = self.out.queue.finish
 
-    def finish(self) -> None:
-        """Wait for what was enqueued."""
-        self._device.queue.finish()
+    def into_out(self) -> Callable[[], Any]:
+        """Return what computes it into `out`: a call and nothing around it."""
+        return self._call(self.x, self.y, self.out)
 
-    def error(self, enqueue: Callable[[], None], before: float = np.nan) -> float:
-        """Run once over a result full of NaN; return the largest sampled error over its bound.
+    def fresh(self) -> Callable[[], Any]:
+        """Return what computes a plain product into a new Array."""
+        return partial(clgemm.matmul, self.x, self.y)
+
+    def _call(self, x: Any, y: Any, out: Any) -> Callable[[], Any]:
+        form = self.form
+        if form.is_plain:
+            return partial(clgemm.matmul, x, y, out=out)
+        trans_a, trans_b = (int(op != "N") for op in form.ops)
+        routine = getattr(clgemm, f"{form.code}gemm")
+        return partial(routine, form.alpha, x, y, form.beta, out, trans_a, trans_b, 1)
+
+    def kernel_times(self) -> tuple[str, float]:
+        """Return the kernels of a call, and the seconds that they take by the device's clock.
+
+        The same call as `into_out`, on a queue of the same context that times its launches.
+        Launches go through pyopencl's function: it is watched for the runner that is made here,
+        and that runner is forgotten after.
+        """
+        pyopencl = opencl.load()
+        launches: list[tuple[str, Any]] = []
+        launch = pyopencl.enqueue_nd_range_kernel
+
+        def watched(queue: Any, kernel: Any, *arguments: Any) -> Any:
+            event = launch(queue, kernel, *arguments)
+            launches.append((kernel.function_name, event))
+            return event
+
+        timed: Any = pyopencl.command_queue_properties.PROFILING_ENABLE
+        queue = pyopencl.CommandQueue(self.out.context, properties=timed)
+        run = self._call(*(z.with_queue(queue) for z in (self.x, self.y, self.out)))
+        engine, _ = engines.of_queue(queue)
+        engine.forget()
+        try:
+            with mock.patch.object(pyopencl, "enqueue_nd_range_kernel", watched):
+                calls, took = _watched_calls(run, queue, launches)
+        finally:
+            engine.forget()
+        names = Counter(name for name, _ in launches)
+        text = ", ".join(f"{n // calls} {name}" for name, n in names.items())
+        return text, took
+
+    def error(self, run: Callable[[], Any]) -> float:
+        """Run once over a result of NaN, or of ones if it is read; see `error_of`."""
+        before = BEFORE if self.form.beta else np.nan
+        fill, out = np.array(before, self.out.dtype), self.out
+        opencl.load().enqueue_fill_buffer(out.queue, out.base_data, fill, out.offset, out.nbytes)
+        result: NDArray[Any] = run().get()
+        return self.error_of(result)
+
+    def error_of(self, c: NDArray[Any]) -> float:
+        """Return the largest sampled error over its bound; NaN anywhere counts as infinite.
 
         The bound is the a-priori one of a sum of k products, (k + 8) eps |A||B|.
         """
-        queue = self._device.queue
-        cl.enqueue_fill_buffer(
-            queue, self.buffers[2], np.array(before, self._c.dtype), 0, self._c.nbytes
-        )
-        enqueue()
-        cl.enqueue_copy(queue, self._c, self.buffers[2])
-        queue.finish()
-        return self.error_of(self._c)
-
-    def error_of(self, flat: NDArray[Any]) -> float:
-        """Compare a column-major result; NaN anywhere counts as infinite."""
-        g = self.g
-        if np.isnan(flat).any():
+        form = self.form
+        if np.isnan(c).any():
             return float("inf")
         rng = np.random.default_rng(5)
-        rows = np.unique(np.append(rng.integers(0, g.m, SAMPLED), (0, g.m - 1)))
-        columns = np.unique(np.append(rng.integers(0, g.n, SAMPLED), (0, g.n - 1)))
-        a = self._a.reshape((g.m, g.k) if g.trans_a else (g.k, g.m))
-        b = self._b.reshape((g.k, g.n) if g.trans_b else (g.n, g.k))
-        wide = np.complex128 if np.iscomplexobj(a) else np.float64
-        left = (a[rows] if g.trans_a else a[:, rows].T).astype(wide)
-        right = (b[:, columns] if g.trans_b else b[columns].T).astype(wide)
-        got = flat.reshape(g.n, g.m)[np.ix_(columns, rows)].T
-        bound = (g.k + 8) * PRECISIONS[g.precision].eps * (np.abs(left) @ np.abs(right))
+        rows = np.unique(np.append(rng.integers(0, form.m, SAMPLED), (0, form.m - 1)))
+        columns = np.unique(np.append(rng.integers(0, form.n, SAMPLED), (0, form.n - 1)))
+        a, b = (x.reshape(s) for x, s in zip((self._a, self._b), form.shapes, strict=True))
+        wide = PRECISIONS[PRECISIONS[form.code].wide].dtype
+        left = (a[rows] if form.ops[0] == "N" else a[:, rows].T).astype(wide)
+        right = (b[:, columns] if form.ops[1] == "N" else b[columns].T).astype(wide)
+        want = form.alpha * (left @ right) + form.beta * BEFORE
+        size = abs(form.alpha) * (np.abs(left) @ np.abs(right)) + abs(form.beta * BEFORE)
         with np.errstate(invalid="ignore", divide="ignore"):
-            worst = np.max(np.abs(got - left @ right) / bound)
-        return float(worst)
+            errors = np.abs(c[np.ix_(rows, columns)] - want)
+            return float(np.max(errors / ((form.k + 8) * PRECISIONS[form.code].eps * size)))
 
 
-def repeats(run: Callable[[], None], finish: Callable[[], None]) -> int:
-    """Count the runs that fill a block."""
+def _watched_calls(
+    run: Callable[[], Any], queue: Any, launches: list[tuple[str, Any]]
+) -> tuple[int, float]:
+    """Fill `launches` with those of some calls; return how many calls, and the seconds of one."""
+    run()  # builds, and loads
     run()
-    finish()
-    start = time.perf_counter()
-    run()
-    finish()
-    return max(1, min(400, round(BLOCK_SECONDS / (time.perf_counter() - start))))
-
-
-def block(run: Callable[[], None], finish: Callable[[], None], times: int) -> float:
-    """Time a block of runs that follow each other on the device; give the seconds of one.
-
-    Runs before it take what the device needs to turn from another program's work, clocks included.
-    """
-    for _ in range(max(1, times // 4)):
+    queue.finish()
+    if not launches:
+        raise SystemExit("no launch was seen: they do not go through pyopencl's function any more")
+    steps = len(launches) // 2
+    once = sum(profiling.seconds([event]) for _, event in launches[steps:])
+    calls = max(LEAST_CALLS, min(MOST_CALLS, round(KERNEL_SECONDS / max(once, 1e-7))))
+    launches.clear()
+    for _ in range(calls):
         run()
+    queue.finish()
+    each = [profiling.seconds([event]) for _, event in launches]
+    of_calls = [sum(each[i : i + steps]) for i in range(0, len(each), steps)]
+    return calls, statistics.median(of_calls[calls // 2 :])
+
+
+def returned_before(run: Callable[[], Any], finish: Callable[[], object], tries: int) -> int:
+    """Count the calls that returned before their kernels had ended, of so many on an idle queue."""
+    complete: Any = opencl.load().command_execution_status.COMPLETE
+    early = 0
+    for _ in range(tries):
+        finish()
+        early += run().events[-1].command_execution_status != complete
     finish()
-    start = time.perf_counter()
-    for _ in range(times):
-        run()
-    finish()
-    return (time.perf_counter() - start) / times
-
-
-def side_by_side(
-    runs: dict[str, tuple[Callable[[], None], Callable[[], None]]], rounds: int
-) -> dict[str, float]:
-    """Time several ways to do the same in alternating blocks; give the median of each, in seconds.
-
-    Parameters
-    ----------
-    runs : dict
-        What enqueues a run and what waits for all of them, by name.
-    rounds : int
-        Blocks of each.
-    """
-    times = {name: repeats(*run) for name, run in runs.items()}
-    blocks: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs)
-    for _ in range(rounds):
-        for name in order:
-            blocks[name].append(block(*runs[name], times[name]))
-        order.reverse()  # so that nobody always follows the one that heats the device most
-    return {name: statistics.median(seconds) for name, seconds in blocks.items()}
+    return early

@@ -1,8 +1,10 @@
-"""The benches of devices: what they would run, and that they notice a wrong result."""
+"""The benches: what they would run, what they time, and that they notice a wrong result."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -14,22 +16,33 @@ import numpy as np
 import pytest
 from helpers import GPU
 
+import clgemm
+from clgemm import settings
+from clgemm.dispatch import engine as engines
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import registry
+from clgemm.tuning.measure.timing import Timing
+from clgemm.tuning.shapes import Shape
+from clgemm.tuning.tuner import Parameters
 
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-bench_host, bench_ladder, bench_overhead, bench_several = map(
-    import_module, ("bench_host", "bench_ladder", "bench_overhead", "bench_several")
+alternating, environment, on_device = map(
+    import_module, ("alternating", "environment", "on_device")
 )
-device_cases, device_peers, device_report, device_rows, on_device = map(
-    import_module,
-    ("device_cases", "device_peers", "device_report", "device_rows", "on_device"),
+bench_device, bench_gemm, bench_host, bench_ladder = map(
+    import_module, ("bench_device", "bench_gemm", "bench_host", "bench_ladder")
+)
+bench_overhead, bench_several, bench_tuning = map(
+    import_module, ("bench_overhead", "bench_several", "bench_tuning")
+)
+device_cases, device_peers, device_report, device_rows = map(
+    import_module, ("device_cases", "device_peers", "device_report", "device_rows")
 )
 
 LARGE = replace(GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0))
@@ -50,95 +63,181 @@ def test_every_rung_is_a_point_of_the_space(traits, code):
         assert strange == {}, step.name
 
 
+@pytest.fixture
+def in_use(device, monkeypatch):
+    """Let calls use a device, and lose no time on exact figures."""
+    monkeypatch.setattr(alternating, "BLOCK_SECONDS", 1e-6)
+    monkeypatch.setattr(alternating, "BURST", 1)
+    monkeypatch.setattr(alternating, "LEAST_BURST", 1)
+    monkeypatch.setattr(alternating.timing, "settle", lambda: None)
+    monkeypatch.setattr(on_device, "KERNEL_SECONDS", 1e-6)
+    with registry.using(device):
+        yield device
+
+
+def operands_of(code, count):
+    return on_device.Operands(*(on_device.normal(code, count, seed) for seed in (1, 2)))
+
+
 def test_cases_cover_what_was_asked_for():
-    found = list(device_cases.cases(list(device_cases.SETS), "sdcz", [512, 2048, 8192]))
+    found = list(device_cases.cases(device_cases.SETS, "sdcz", [512, 2048, 8192]))
     assert len(set(found)) == len(found)
     names = {f"{case.kind} {case.code} {case.size}" for case in found}
     assert {"squares z 2048", "fma s 512", "skinny d 256x256x65536", "fallback s 8192"} <= names
-    assert {"ops s 2048", "ops d 8192", "ops z 2048"} <= names
+    assert {"ops s 2048", "ops d 2048", "ops z 2048"} <= names
     assert not names & {"squares c 8192", "ops s 512", "fallback s 512", "skinny c 64x8192x8192"}
 
 
-def test_forms_are_all_transposes_and_an_odd_size():
+def test_forms_are_all_transposes_an_odd_size_and_factors():
     forms = device_cases.Case("ops", "d", 2048, 2048, 2048).forms
-    assert {(g.trans_a, g.trans_b) for g in forms.values()} == {
-        (x, y) for x in (0, 1) for y in (0, 1)
-    }
-    assert (forms["n+1"].m, forms["n+1"].lda) == (2049, 2049)
+    assert {form.ops for form in forms.values()} == {"NN", "TN", "NT", "TT"}
+    assert (forms["n+1"].m, forms["n+1"].n, forms["n+1"].k) == (2049, 2049, 2049)
+    assert forms["beta"].beta not in {0, 1}
+    assert [name for name, form in forms.items() if form.is_plain] == ["NN", "n+1"]
 
 
-def test_fallback_operands_hide_small_entries_behind_large_ones(device):
-    case = device_cases.Case("fallback", "s", 7, 7, 6)
-    usual = on_device.Operands(device, *(on_device.normal("s", 64, seed) for seed in (1, 2)))
+@pytest.mark.usefixtures("in_use")
+def test_fallback_operands_hide_small_entries_behind_large_ones():
+    case = device_cases.Case("fallback", "s", 7, 5, 6)
+    usual = operands_of("s", 64)
     before = usual.a.copy()
-    found = device_cases.fallback_operands(device, case, usual)
-    a, b = (x[:42].reshape(-1, ld) for x, ld in ((found.a, 7), (found.b, 6)))
-    assert np.all(a[0] == 1)
-    assert np.all(b[:, 0] == 0)
-    assert np.max(np.abs(a[1:])) < 2**-26
+    found = device_cases.fallback_operands(case, usual)
+    a, b = found.a.reshape(7, 6), found.b[:30].reshape(6, 5)
+    assert np.all(a[:, 0] == 1)
+    assert np.all(b[0] == 0)
+    assert np.max(np.abs(a[:, 1:])) < 2**-26
     assert np.array_equal(usual.a, before), "other cases use them"
 
 
-class Peer:
-    """In place of cuBLAS: NumPy, which can be told to be wrong."""
+class Tensor(np.ndarray):
+    """What PyTorch's tensors do here, by NumPy."""
 
-    def __init__(self, wrong=0.0):
-        self.wrong = wrong
+    def cuda(self):
+        return self.copy()
 
-    def product(self, g, operands):
-        left = operands.b[: g.k * g.n].reshape((g.k, g.n) if g.trans_b else (g.n, g.k))
-        right = operands.a[: g.m * g.k].reshape((g.m, g.k) if g.trans_a else (g.k, g.m))
-        c = (left.T if g.trans_b else left) @ (right.T if g.trans_a else right)
-        return (lambda: None, lambda: None), lambda: c.ravel() + np.float32(self.wrong)
+    def cpu(self):
+        return self
+
+    def numpy(self):
+        return np.asarray(self)
+
+    def zero_(self):
+        self[...] = 0
 
 
-def rows_of(device, monkeypatch, peer, config=None):
+def torch(wrong=0.0):
+    """In place of PyTorch: NumPy, which can be told to be wrong."""
+
+    def matmul(x, y, out=None):
+        return np.add(np.matmul(x, y), x.dtype.type(wrong), out=out)
+
+    return SimpleNamespace(
+        __version__="0", matmul=matmul, from_numpy=lambda x: x.view(Tensor),
+        backends=SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True))),
+        cuda=SimpleNamespace(is_available=lambda: True, synchronize=lambda: None),
+    )  # fmt: skip
+
+
+def rows_of(monkeypatch, wrong=0.0):
     monkeypatch.setattr(device_cases, "SKINNY", ((8, 24, 40),))
     monkeypatch.setattr(device_cases, "LEAST", {})
-    monkeypatch.setenv("CLGEMM_FP32", "auto")
-    monkeypatch.setattr(on_device, "BLOCK_SECONDS", 1e-6)
-    direct = BY_NAME["direct"].default(device.traits, PRECISIONS["s"])
-    bench = device_rows.Bench(device, peer, "CLBlast: absent", lambda *_: config or direct, 1)
+    monkeypatch.setattr(device_rows, "LONG", 20)
+    bench = device_rows.Bench(device_peers.CuBLAS(torch(wrong)), "CLBlast: absent", 1)
     return device_rows.run_all(bench, list(device_cases.cases(device_cases.SETS, "s", [20])), {})
 
 
-def test_every_row_is_checked_timed_and_shown(device, monkeypatch):
-    rows = rows_of(device, monkeypatch, Peer())
+FACTS = dict.fromkeys(("device", "driver", "date", "versions", "peers"), "x")
+FACTS |= {"limits": {"copy GB/s": 1.0}, "parameters": {"s": "defaults"}}
+
+
+@pytest.mark.usefixtures("in_use")
+def test_every_row_is_checked_timed_and_shown(monkeypatch):
+    rows = rows_of(monkeypatch)
     assert [row["kind"] for row in rows] == list(device_cases.SETS)
     assert not any(row["faults"] for row in rows)
     for row in rows:
-        ours = set(device_cases.OPS) if row["kind"] == "ops" else {"clgemm"}
-        assert set(row["tflops"]) == set(row["errors"]) == ours | {"cuBLAS"}
+        ours = {"clgemm", device_cases.FRESH}
+        theirs = {"cuBLAS", device_cases.CUBLAS_FRESH}
+        if row["kind"] == "ops":
+            ours, theirs = set(device_cases.OPS), {"cuBLAS"}
+        assert set(row["errors"]) == ours | {"cuBLAS"}
+        assert set(row["tflops"]) - {device_cases.KERNELS} == ours | theirs
         assert all(0 <= error <= 1 for error in row["errors"].values())
-    facts = dict.fromkeys(("device", "driver", "date", "versions", "peer", "CLBlast"), "x")
-    facts |= {"limits": {"copy GB/s": 1.0}, "parameters": {"s": "defaults"}}
-    text = device_report.markdown(facts, rows)
+        assert all(t > 0 for t in row["seconds"].values())
+        assert all(kernels[0].isdigit() for kernels in row["kernels"].values())
+    text = device_report.markdown(FACTS, [], rows)
     assert "Parameters: defaults." in text
     assert "| TFLOP/s (÷ cuBLAS) | 20 |" in text
-    for name in ("sgemm, data for the fallback", "sgemm, fma", "cuBLAS, s", "sgemm 20"):
+    for name in ("sgemm", "sgemm, data for the fallback", "sgemm, fma", "cuBLAS, s", "sgemm 20"):
         assert f"| {name} | " in text
+    assert "| sgemm, kernels alone | " in text
     assert "8x24x40" in text
     assert "More than 10 % below NN" in text
+    assert "returned after their kernels had ended" in text
 
 
-def test_a_wrong_peer_is_not_timed(device, monkeypatch):
-    for row in rows_of(device, monkeypatch, Peer(wrong=1.0)):
+def test_a_case_runs_in_its_mode(monkeypatch):
+    modes = []
+    monkeypatch.setattr(device_rows.Bench, "run", lambda *_: modes.append(settings.modes().fp32))
+    monkeypatch.setenv("CLGEMM_FP32", "auto")
+    bench = device_rows.Bench("cuBLAS: absent", "CLBlast: absent", 1)
+    for kind in ("squares", "fma", "ops"):
+        device_rows.run_case(bench, device_cases.Case(kind, "s", 20, 20, 20), None)
+    assert modes == ["auto", "fma", "auto"]
+
+
+@pytest.mark.usefixtures("in_use")
+def test_a_wrong_peer_is_not_timed(monkeypatch):
+    for row in rows_of(monkeypatch, wrong=1.0):
         assert "WRONG" in row["faults"]["cuBLAS"]
-        assert "cuBLAS" not in row["tflops"]
+        assert not {"cuBLAS", device_cases.CUBLAS_FRESH} & set(row["tflops"])
 
 
-def test_no_case_begins_after_the_given_time(device):
-    bench = device_rows.Bench(device, Peer(), "CLBlast: absent", None, 1)
+def test_no_case_begins_after_the_given_time():
+    bench = device_rows.Bench("cuBLAS: absent", "CLBlast: absent", 1)
     assert device_rows.run_all(bench, list(device_cases.cases(["squares"], "s", [20])), {}, 0) == []
+    assert device_rows.run_calls(bench, "s", 0) == []
 
 
 def test_a_slow_form_is_named():
-    rates = dict(zip(device_cases.OPS, (10.0, 9.1, 8.9, 10.0, 9.9), strict=True))
-    row = {"kind": "ops", "code": "s", "size": "2048", "configs": rates, "faults": {}}
-    row["tflops"] = rates
-    facts = dict.fromkeys(("device", "driver", "date", "versions", "peer", "CLBlast"), "x")
-    text = device_report.markdown(facts | {"limits": {}, "parameters": {}}, [row])
+    rates = dict(zip(device_cases.OPS, (10.0, 9.1, 8.9, 10.0, 9.9, 9.5), strict=True))
+    row = {"kind": "ops", "code": "s", "size": "2048", "kernels": {}, "faults": {}}
+    text = device_report.markdown(FACTS, [], [row | {"tflops": rates}])
     assert text.endswith("More than 10 % below NN: sgemm 2048 NT.")
+
+
+def test_calls_that_wait_are_named():
+    call = {"code": "s", "n": 1024, "tries": 10, "host": {}, "seconds": {}, "kernels": {}}
+    call |= {"returned before": {"clgemm": 10, "clgemm, new result": 7}}
+    text = device_report.markdown(FACTS, [call], [])
+    assert text.endswith("ended: sgemm 1024 clgemm, new result (3 times).")
+
+
+def test_a_call_that_returns_early_is_told_by_its_event():
+    states = iter([0, 1, 3, 0])  # CL_COMPLETE is 0
+
+    def run():
+        return SimpleNamespace(events=[SimpleNamespace(command_execution_status=next(states))])
+
+    assert on_device.returned_before(run, lambda: None, 4) == 2
+
+
+def test_the_bench_of_devices_makes_tables_without_peers(in_use, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(device_rows, "CALL_SIZES", (8,))
+    monkeypatch.setattr(device_peers.CuBLAS, "find", lambda: "cuBLAS: absent")
+    engine = engines.of(in_use)
+    monkeypatch.setattr(engine, "parameters", Parameters(in_use))
+    words = "--parts call,squares --sizes 20 --precisions sc --rounds 1 --family direct --json"
+    monkeypatch.setattr(sys, "argv", ["bench_device.py", *words.split(), str(tmp_path / "x")])
+    assert bench_device.main() == 0
+    found = json.loads((tmp_path / "x").read_text(encoding="utf-8"))
+    assert [(row["code"], row["n"]) for row in found["calls"]] == [("s", 8)]
+    assert set(found["calls"][0]["host"]) == {"clgemm", device_cases.FRESH}
+    assert [row["code"] for row in found["rows"]] == ["s", "c"]
+    assert all("1 direct" in row["kernels"]["clgemm"] for row in found["rows"])
+    assert "asked for" in found["parameters"]["s"]
+    assert "| sgemm 8 | " in capsys.readouterr().out
+    engine.forget()
 
 
 def test_the_fastest_of_clblasts_tuner_is_taken(tmp_path):
@@ -149,38 +248,90 @@ def test_the_fastest_of_clblasts_tuner_is_taken(tmp_path):
     assert device_peers.tuner_results(tmp_path.iterdir()) == {"s": {"MWG": 128}}
 
 
-@pytest.mark.parametrize("ops", ["NN", "TN", "NT", "TT"])
-def test_a_wrong_result_is_noticed(device, ops):
-    g = on_device.problem("s", 33, 21, 17, ops)
-    a, b = (on_device.normal("s", 33 * 33, seed) for seed in (1, 2))
-    resident = on_device.Resident(device, g, on_device.Operands(device, a, b))
-    config = BY_NAME["direct"].default(device.traits, PRECISIONS["s"])
-    assert resident.error(resident.launches(config)) <= 1
-    assert resident.error(lambda: None) == np.inf, "NaN was left where no result was written"
-    left = a[: 33 * 17].reshape((33, 17) if g.trans_a else (17, 33))
-    right = b[: 17 * 21].reshape((17, 21) if g.trans_b else (21, 17))
-    c = (left if g.trans_a else left.T) @ (right if g.trans_b else right.T)
-    assert resident.error_of(np.ravel(c.T)) <= 1
+@pytest.mark.parametrize("form", ["NN", "TN", "NT", "TT", "beta"])
+@pytest.mark.parametrize("code", "sz")
+def test_a_wrong_result_is_noticed(in_use, code, form):
+    if not in_use.traits.has(PRECISIONS[code]):
+        pytest.skip("the device has no double precision")
+    ops, factors = ("NN", (2.0, 0.5)) if form == "beta" else (form, ())
+    product = on_device.Product(
+        on_device.Form(code, 33, 21, 17, ops, *factors), operands_of(code, 33 * 33)
+    )
+    run = product.into_out()
+    assert product.error(run) <= 1
+    c = product.out.get()
+    assert product.error_of(c) <= 1
+    if form == "NN":
+        assert product.error(product.fresh()) <= 1
+        a, b = product.x.get(), product.y.get()
+        assert np.allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+    if form != "beta":
+        assert product.error(lambda: product.out) == np.inf, (
+            "NaN was left where nothing was written"
+        )
     c[0, 0] += 1e-3
-    assert resident.error_of(np.ravel(c.T)) > 1
+    assert product.error_of(c) > 1
 
 
-def test_a_wrong_result_stops_the_bench_of_the_host(monkeypatch):
-    monkeypatch.setattr(bench_host.Work, "scipy", lambda work: work.clgemm() + 1)
+def test_kernels_are_timed_by_the_device_and_forgotten(in_use):
+    product = on_device.Product(on_device.Form("s", 20, 20, 20), operands_of("s", 400))
+    kernels, seconds = product.kernel_times()
+    assert kernels[0].isdigit()
+    assert 0 < seconds < 10
+    assert not engines.of(in_use).decisions, "a runner that is watched may be left"
+    assert product.error(product.into_out()) <= 1
+
+
+@pytest.mark.usefixtures("in_use")
+def test_launches_that_cannot_be_watched_end_the_bench(monkeypatch):
+    product = on_device.Product(on_device.Form("s", 20, 20, 20), operands_of("s", 400))
+    monkeypatch.setattr(product, "_call", lambda *_: lambda: None)
+    with pytest.raises(SystemExit, match="no launch was seen"):
+        product.kernel_times()
+
+
+def test_the_ladder_computes_what_it_times(in_use):
+    product = on_device.Product(on_device.Form("s", 20, 20, 20), operands_of("s", 400))
+    config = BY_NAME["direct"].default(in_use.traits, PRECISIONS["s"])
+    for whole in (False, True):
+        assert product.error(bench_ladder.launches(in_use, product, config, whole=whole)) <= 1
+
+
+def test_a_bench_of_tuning_computes_what_it_times(device, monkeypatch):
+    if not device.traits.unified_memory:
+        pytest.skip("the result stays in the device's memory")
+    config = BY_NAME["direct"].default(device.traits, PRECISIONS["s"])
+    arrays = []
+    describe = bench_tuning.operands
+
+    def watched(*arguments):
+        problem, found = describe(*arguments)
+        arrays.extend(found)
+        return problem, found
+
+    monkeypatch.setattr(bench_tuning, "operands", watched)
+    bench_tuning.product(device, "s", Shape(9, 7, 5, 2), config)()
+    a, b, c = arrays
+    assert np.allclose(c, a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_wrong_result_stops_the_bench_of_gemm(monkeypatch):
+    monkeypatch.setattr(bench_gemm.Work, "scipy", lambda work: work.clgemm() + 1)
     with pytest.raises(SystemExit, match="WRONG"):
-        bench_host.beside_scipy("s", [5], 1)
+        bench_gemm.run_case(bench_gemm.Case("s", 5, 5, 5), [], 1)
 
 
-def test_a_slow_call_breaks_the_rule(device, monkeypatch, capsys):
-    times = {"SciPy": 10e-6, "clgemm": 12.6e-6}
-    monkeypatch.setattr(bench_host, "alternating", lambda *_: times)
+@pytest.mark.parametrize(("seconds", "holds"), [(12.6e-6, False), (12.4e-6, True)])
+def test_a_slow_call_breaks_the_rule(device, monkeypatch, capsys, seconds, holds):
+    times = iter([seconds, 10e-6])  # clgemm's, SciPy's
+    monkeypatch.setattr(bench_gemm, "measure", lambda _: Timing(next(times), 0.0, 1))
+    monkeypatch.setattr(bench_gemm.timing, "settle", lambda: None)
     with registry.using(device):
-        (row,) = bench_host.beside_scipy("d", [8], 1)
-        assert not row["holds"]
-        times["clgemm"] = 12.4e-6
-        (row,) = bench_host.beside_scipy("d", [8], 1)
-    assert row["holds"]
-    assert "1 of 1 within" in capsys.readouterr().out
+        row = bench_gemm.run_case(bench_gemm.Case("d", 8, 8, 8), [], 1)
+    assert row["holds"] is holds
+    assert row["route"] == "device"
+    bench_gemm.print_row(row)
+    assert ("SLOW" in capsys.readouterr().out) is not holds
 
 
 def test_the_bench_of_memory_counts_from_the_hundredth_call(device):
@@ -191,8 +342,8 @@ def test_the_bench_of_memory_counts_from_the_hundredth_call(device):
 
 
 def test_ways_that_are_timed_together_are_called_equally_often(monkeypatch):
-    monkeypatch.setattr(bench_host.timing, "settle", lambda: None)
-    monkeypatch.setattr(bench_host.timing, "FOREIGN_SHARE", float("inf"))
+    monkeypatch.setattr(alternating.timing, "settle", lambda: None)
+    monkeypatch.setattr(alternating.timing, "FOREIGN_SHARE", float("inf"))
     calls = {"slow": 0, "fast": 0}
 
     def way(name, seconds):
@@ -200,12 +351,28 @@ def test_ways_that_are_timed_together_are_called_equally_often(monkeypatch):
             calls[name] += 1
             time.sleep(seconds)
 
-        return run
+        return alternating.Way(run)
 
-    runs = {"slow": way("slow", 0.01), "fast": way("fast", 0.002)}
-    found = bench_host.alternating(runs, 2, together=0.02)
+    ways = {"slow": way("slow", 0.01), "fast": way("fast", 0.002)}
+    found = alternating.throughput(ways, 2, quiet=True, together=0.02)
     assert calls["slow"] == calls["fast"] > 2 + 2
     assert found["slow"] > 2 * found["fast"]
+
+
+def test_waiting_is_part_of_a_block_and_no_part_of_a_call():
+    way = alternating.Way(lambda: time.sleep(0.002), lambda: time.sleep(0.1))
+    host = alternating.call_times({"": way}, 1, bursts=1)[""]
+    assert 0.002 <= host + 1e-4 < 0.05
+    assert alternating.throughput({"": way}, 1)[""] > 0.1
+
+
+def test_queues_are_waited_for_between_bursts():
+    steps = []
+    way = alternating.Way(lambda: steps.append("call"), lambda: steps.append("wait"))
+    alternating.call_times({"": way}, 2, bursts=1)
+    runs = "".join(step[0] for step in steps).split("w")
+    assert runs[-1] == "", "nothing is left running for who comes next"
+    assert max(map(len, runs)) == alternating.BURST
 
 
 def test_the_bench_of_several_devices_times_what_is_right(device, monkeypatch, capsys):
@@ -223,12 +390,54 @@ def test_the_bench_of_several_devices_times_what_is_right(device, monkeypatch, c
         bench_several.main()
 
 
-def test_every_stage_of_a_call_is_run(device, monkeypatch):
-    if not device.traits.unified_memory:
-        pytest.skip("calls with copies have other stages")
-    runs = []
-    monkeypatch.setattr(bench_overhead, "microseconds", lambda run: runs.append(run()) or 1.0)
-    with registry.using(device):
-        found = bench_overhead.stages(device, "s", 8)
-    assert len(runs) == len(found) == 6
-    assert found["rest of driver"] == 1 - 3
+@pytest.mark.usefixtures("in_use")
+def test_every_small_call_is_checked_and_timed(monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "host")
+    routes = []
+    matmul = clgemm.matmul
+
+    def watched(*arrays, **more):
+        routes.append(os.environ.get("CLGEMM_ROUTE"))
+        return matmul(*arrays, **more)
+
+    monkeypatch.setattr(clgemm, "matmul", watched)
+    groups = dict(bench_overhead.timed("s", 5, 1))
+    assert set(routes) == {None, "device"}
+    assert os.environ["CLGEMM_ROUTE"] == "host", "it was left as it was"
+    sizes = [len(times) for times in groups.values()]
+    assert sizes == [6, 3, 5]
+    monkeypatch.setattr(clgemm, "matmul", lambda a, b, out=None: matmul(a, b, out=out) + 1)
+    with pytest.raises(SystemExit, match="WRONG"):
+        dict(bench_overhead.timed("s", 5, 1))
+
+
+@pytest.mark.process
+def test_peers_are_loaded_without_variables_that_slow_them():
+    program = (
+        f"import sys; sys.path.insert(0, {str(BENCH)!r}); import os, environment;"
+        "environment.restart_clean(); print(sorted(os.environ), sys.argv[1:])"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, "--n", "8"],
+        env=os.environ | {"OPENBLAS_CORETYPE": "Haswell", "OMP_NUM_THREADS": "1", "KEPT": "1"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "OPENBLAS_CORETYPE" not in child.stdout
+    assert "OMP_NUM_THREADS" not in child.stdout
+    assert "'KEPT'" in child.stdout
+    assert "['--n', '8']" in child.stdout
+    assert "without" in child.stderr
+    assert "OPENBLAS_CORETYPE" in child.stderr
+
+
+def test_a_clean_environment_is_left_as_it_is(monkeypatch):
+    monkeypatch.setattr(os, "environ", {"HOME": "/", "CLGEMM_ROUTE": "host"})
+    monkeypatch.setattr(subprocess, "call", lambda *_, **__: pytest.fail("it started again"))
+    environment.restart_clean()
+
+
+def test_figures_come_with_the_kernels_of_the_peer(device):
+    facts = environment.facts(device)
+    assert facts["device"] == device.traits.describe()
+    assert "kernels" in facts["SciPy runs"]
+    assert "scipy" in facts["versions"]
