@@ -149,23 +149,31 @@ def gemm(
     trans_b = as_transposition(where, "trans_b", trans_b)
     alpha = as_factor(where, "alpha", alpha, precision)
     beta = 0.0 if beta is None else as_factor(where, "beta", beta, precision)
-    _require_operands(where, precision, a, b, c)
-    queue = _queue(where, a, b, c)
+    if type(a) is not type(b) or not (c is None or type(c) is type(a)):
+        _require_arrays(where, {"a": a, "b": b} | ({} if c is None else {"c": c}))
+    queue = a.queue
+    if queue is None or b.queue is not queue or (c is not None and c.queue is not queue):
+        queue = _queue(where, a, b, c)
     engine, state = engines.of_queue(queue)
-    shape = _shape_of_product(where, a, b, c, trans_a=trans_a, trans_b=trans_b)
+    operands = (
+        precision.code, trans_a, trans_b, a.dtype, a.shape, b.dtype, b.shape,
+        None if c is None else (c.dtype, c.shape),
+    )  # fmt: skip
+    shape: tuple[int, int] | None = engine.decisions.get(operands)
+    if shape is None:
+        shape = _shape_of_product(where, precision, a, b, c, trans_a, trans_b)
+        engine.remember(operands, shape)
     result, beta = _result(engine, state, (a, b, c), shape, beta, queue, where, overwrite_c)
-    k = a.shape[0 if trans_a else 1]
     if not result.size:
         return result
-    if alpha == 0 or not k:
+    if alpha == 0 or not a.size:
         if beta == 0:
             return result.fill(0, queue=queue)
         result *= beta
         return result
     key = (
-        settings.modes(), trans_a, trans_b, beta == 0, precision.code,
-        a.shape, a.strides, a.offset & -a.offset & _COARSEST,
-        b.shape, b.strides, b.offset & -b.offset & _COARSEST,
+        settings.modes(), operands, beta == 0,
+        a.strides, a.offset & -a.offset & _COARSEST, b.strides, b.offset & -b.offset & _COARSEST,
         a is b or (a.base_data is b.base_data and a.offset == b.offset),
         result.strides, result.offset & -result.offset & _COARSEST,
     )  # fmt: skip
@@ -353,9 +361,13 @@ def _overlap(x: Any, y: Any) -> bool:
 
 
 def _shape_of_product(
-    where: str, a: Any, b: Any, c: Any, *, trans_a: int, trans_b: int
+    where: str, precision: Precision, a: Any, b: Any, c: Any, trans_a: int, trans_b: int
 ) -> tuple[int, int]:
-    """Return the shape of op(a) @ op(b), which c must have."""
+    """Check the operands of a kind of call; return the shape of its result."""
+    arrays = (a, b) if c is None else (a, b, c)
+    _require_dtype(where, precision.dtype, *arrays)
+    if any(x.ndim != _MATRIX for x in arrays):
+        raise GemmArgumentError(f"{where}: device arrays must be matrices, of two axes each")
     left = a.shape[::-1] if trans_a else a.shape
     right = b.shape[::-1] if trans_b else b.shape
     shape = (left[0], right[1])
@@ -390,15 +402,6 @@ def _result(
             "contiguous c, or overwrite_c=1"
         )
     return c.copy(queue=queue), beta
-
-
-def _require_operands(where: str, precision: Precision, a: Any, b: Any, c: Any) -> None:
-    named = {"a": a, "b": b} | ({} if c is None else {"c": c})
-    _require_arrays(where, named)
-    arrays = tuple(named.values())
-    _require_dtype(where, precision.dtype, *arrays)
-    if any(x.ndim != _MATRIX for x in arrays):
-        raise GemmArgumentError(f"{where}: device arrays must be matrices, of two axes each")
 
 
 def _require_arrays(where: str, operands: Mapping[str, Any]) -> None:

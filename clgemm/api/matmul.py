@@ -101,8 +101,8 @@ def matmul(
     array([[11.]])
     """
     if dtype is None and not more and order == "K" and subok is True and casting == "same_kind":
-        if out is None:
-            product = small.matmul(x1, x2)
+        if out is None or type(out) is np.ndarray:
+            product = small.matmul(x1, x2, out)
             if product is not None:
                 return product
         if is_device_array(x1):

@@ -79,8 +79,11 @@ def gemm(
     return cast("NDArray[Any]", routine(alpha, a, b))
 
 
-def matmul(a: Any, b: Any) -> NDArray[Any] | None:
-    """Return a @ b if that is a small product of plain matrices of one precision, else None."""
+def matmul(a: Any, b: Any, out: Any = None) -> NDArray[Any] | None:
+    """Return a @ b if that is a small product of plain matrices of one precision, else None.
+
+    NumPy itself computes, so whatever array `out` is, it is NumPy's to judge.
+    """
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2):
         return None
     dtype = a.dtype
@@ -97,7 +100,9 @@ def matmul(a: Any, b: Any) -> NDArray[Any] | None:
         return None
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
-    return cast("NDArray[Any]", host_blas.matmul(a, b))
+    if out is None:
+        return cast("NDArray[Any]", host_blas.matmul(a, b))
+    return cast("NDArray[Any]", host_blas.matmul(a, b, out))
 
 
 def _hosted(dtype: np.dtype[Any], m: int, n: int, k: int, a: Any, b: Any) -> bool:
