@@ -7,16 +7,21 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import warnings
 from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 
 from clgemm.dispatch import engine
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS, Call, Operand, describe
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+THREADS = 8
 
 _FACTS = {
     "platform": "A platform", "platform_version": "OpenCL 3.0 A", "vendor": "A vendor",
@@ -94,6 +99,27 @@ def as_given(call):
         a, b, c = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
         conj_a, conj_b = conj_b, conj_a
     return alpha, a, b, beta, c, {"conj_a": conj_a, "conj_b": conj_b}
+
+
+def run_threads(work):
+    """Run `work(number)` in threads that start together; raise what the first one raised."""
+    gate, failures = threading.Barrier(THREADS), []
+
+    def run(number):
+        try:
+            gate.wait()
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - a thread's error must reach the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread hangs"
+    if failures:
+        raise failures[0]
 
 
 def heard(call):

@@ -19,8 +19,7 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl_errors import translated_errors
 from clgemm.runtime.runner import Work
-from clgemm.streaming.schedule import Span, Tile
-from clgemm.streaming.stream import part_of
+from clgemm.streaming.schedule import Block, Span, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -56,7 +55,7 @@ class Share(NamedTuple):
     """What one kind of device computes."""
 
     members: tuple[Member, ...]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[Block, ...]
 
 
 def shares(problem: Gemm, members: Sequence[Member]) -> tuple[Share, ...]:
@@ -92,14 +91,14 @@ def shares(problem: Gemm, members: Sequence[Member]) -> tuple[Share, ...]:
     )
 
 
-def _tiles(g: Gemm, weights: Sequence[float]) -> list[Tile]:
+def _tiles(g: Gemm, weights: Sequence[float]) -> list[Block]:
     """Cut C along its longest axis, or a long stack between its matrices, in these proportions."""
     batch, rows, columns = Span(0, g.batch), Span(0, g.m), Span(0, g.n)
     if g.batch >= len(weights):
-        return [Tile("c", part, rows, columns) for part in cuts(g.batch, weights, 1)]
+        return [Block("c", part, rows, columns) for part in cuts(g.batch, weights, 1)]
     if g.n >= g.m:
-        return [Tile("c", batch, rows, part) for part in cuts(g.n, weights, GRAIN)]
-    return [Tile("c", batch, part, columns) for part in cuts(g.m, weights, GRAIN)]
+        return [Block("c", batch, rows, part) for part in cuts(g.n, weights, GRAIN)]
+    return [Block("c", batch, part, columns) for part in cuts(g.m, weights, GRAIN)]
 
 
 def cuts(size: int, weights: Sequence[float], grain: int) -> list[Span]:
@@ -163,7 +162,7 @@ class MultiDeviceRunner:
                 except IndexError:  # another device took the last one
                     return
                 with translated_errors(f"gemm on {member.name}"):
-                    runners[_shape(tile)].run(part_of(call, tile), stop)
+                    runners[_shape(tile)].run(call_of(tile, call), stop)
 
         with ThreadPoolExecutor(len(self.workers), "clgemm device") as pool:
             # Each thread works in the modes of this one.
@@ -180,7 +179,7 @@ class MultiDeviceRunner:
             raise error
 
 
-def _shape(tile: Tile) -> tuple[int, ...]:
+def _shape(tile: Block) -> tuple[int, ...]:
     return tile.batch.size, tile.rows.size, tile.columns.size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -9,18 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+log = logging.getLogger(__name__)
+
 
 class IdleTimer:
-    """Runs an action, in a thread of its own, when it has not been touched for a while.
+    """Runs an action, in a thread of its own, when it has not been touched for some seconds.
 
     The thread is there only while there is something to wait for, and ends with the interpreter.
-
-    Parameters
-    ----------
-    seconds : float
-        How long is a while.
-    action : callable
-        Without arguments.
     """
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
@@ -31,13 +27,24 @@ class IdleTimer:
         self._waits = False
 
     def touch(self) -> None:
-        """Start, or start again, to wait."""
+        """Start, or start again, to wait.
+
+        If no thread can be started, nothing is given back until a later touch succeeds.
+        """
         with self._lock:
             self._due = time.monotonic() + self._seconds
             if self._waits:
                 return
             self._waits = True
-        threading.Thread(target=self._run, name="clgemm idle timer", daemon=True).start()
+        has_started = False
+        try:
+            threading.Thread(target=self._run, name="clgemm idle timer", daemon=True).start()
+            has_started = True
+        except RuntimeError as error:  # a limit of the system, or the interpreter ends
+            log.debug("memory is kept, since no thread can be started: %s", error)
+        finally:
+            if not has_started:
+                self._waits = False
 
     def _run(self) -> None:
         while True:

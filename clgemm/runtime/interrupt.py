@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_in_flight: dict[int, object] = {}
+"""What commands may work on that end after their call; freed when that was seen."""
+
+
 class InUse(Protocol):
     """A device, as far as it counts the calls that are on it."""
 
@@ -105,12 +109,26 @@ def drain(queue: cl.CommandQueue, memory: Any) -> None:
     memory : object
         What its commands work on: kept alive until the end, even if something is raised meanwhile.
     """
+    _in_flight[id(memory)] = memory  # should something be raised before a thread has it
 
     def finish() -> None:
         with suppress(cl.Error):  # what failed has been raised, or the caller has given up
             queue.finish()
+        _in_flight.pop(id(memory), None)
 
     _apart(finish, lambda: None, memory)
+
+
+def surely(action: Callable[[], None]) -> None:
+    """Do what may be done twice, again if something is raised meanwhile: Ctrl-C may come any time.
+
+    What was raised is raised afterwards.
+    """
+    try:
+        action()
+    except BaseException:
+        action()
+        raise
 
 
 def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any) -> None:

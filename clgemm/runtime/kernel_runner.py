@@ -190,15 +190,19 @@ class KernelRunner:
             if device.ending:
                 interrupt.end_thread()
             with device.lock:
-                waits, more = state.begin(wait_for, self.scratch_bytes, counts=self._counts)
-                for launch in self._launches:
-                    launch.bind(alpha, beta, values, more, 0)
-                    event: cl.Event = enqueue(
-                        queue, launch.kernel.handle, launch.global_size, launch.local_size,
-                        None, waits, False, False,
-                    )  # fmt: skip
-                    waits = None if state.in_order else [event]
-                state.last = event
+                try:
+                    waits, more = state.begin(wait_for, self.scratch_bytes, counts=self._counts)
+                    for launch in self._launches:
+                        launch.bind(alpha, beta, values, more, 0)
+                        event: cl.Event = enqueue(
+                            queue, launch.kernel.handle, launch.global_size, launch.local_size,
+                            None, waits, False, False,
+                        )  # fmt: skip
+                        waits = None if state.in_order else [event]
+                    state.last = event
+                except BaseException:
+                    state.trim()  # what was launched may use its memory still
+                    raise
         finally:
             device.running.pop()
         return event
@@ -238,13 +242,14 @@ class KernelRunner:
         self, values: Values, scratch: Any, stop: Stop | None, poisoned: bool,
         events: list[cl.Event] | None,
     ) -> None:  # fmt: skip
-        device, pool, cell = self._device, self._device.scratch, None
+        device, pool = self._device, self._device.scratch
+        cell: int | None = None
         alpha, beta = self._factors(values)
         try:
             with device.lock:
                 if poisoned and scratch is not None:
                     pool.poison(device.queue, scratch)
-                counters, cell = pool.counter() if self._counts else (None, 0)
+                counters, cell = pool.counter() if self._counts else (None, None)
                 more = (scratch, counters)
                 for launch in self._launches:
                     launch.bind(alpha, beta, values, more, cell)
@@ -257,16 +262,21 @@ class KernelRunner:
             self._wait(event, cell, values, stop)
         except BaseException:
             # Launches may still write what the caller is about to free.
-            pool.cancel(cell if self._counts else None)
+            self._cancel(cell)
             interrupt.drain(device.queue, (values, scratch))
             raise
 
-    def _wait(self, event: cl.Event, cell: int, values: Values, stop: Stop | None) -> None:
+    def _cancel(self, cell: int | None) -> None:
+        """Let the launch with these counters end early; without any there is nothing to do."""
+        if cell is not None:
+            self._device.scratch.cancel(cell)
+
+    def _wait(self, event: cl.Event, cell: int | None, values: Values, stop: Stop | None) -> None:
         """Wait for the last launch, which ends early where it can if it is cancelled."""
         if stop is not None:
-            with stop.cancels(partial(self._device.scratch.cancel, cell)):
+            with stop.cancels(partial(self._cancel, cell)):
                 event.wait()
         elif (self._long or len(self._device.running) > 1) and interrupt.is_heard():
-            interrupt.wait(event, partial(self._device.scratch.cancel, cell), values)
+            interrupt.wait(event, partial(self._cancel, cell), values)
         else:
             event.wait()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
-from clgemm.runtime import opencl
+from clgemm.runtime import interrupt, opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -32,27 +33,27 @@ def rounded(size: int) -> int:
 
 
 class DeviceMemory:
-    """Buffers of one context, in use or idle.
-
-    Parameters
-    ----------
-    context : cl.Context
-        Of one device.
-    largest : int
-        Bytes of the largest buffer that the device allows.
-    """
+    """Buffers of one context, leased or idle; the largest that the device allows is known."""
 
     def __init__(self, context: cl.Context, largest: int) -> None:
         self._context = context
         self._largest = largest
         self._changed = threading.Condition()
         self._idle: list[cl.Buffer] = []
-        self.used = 0
-        """Bytes of buffers in use."""
-        self.idle = 0
-        """Bytes of buffers that wait for their next use."""
+        self._leases: dict[object, int] = {}
+        """Bytes of each lease: that it ended is one operation, which Ctrl-C cannot cut in two."""
         self.peak = 0
-        """The most that both were together."""
+        """The most bytes that were leased and idle together."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of leased buffers."""
+        return sum(self._leases.values())
+
+    @property
+    def idle(self) -> int:
+        """Bytes of buffers that wait for their next use."""
+        return sum(buffer.size for buffer in self._idle)
 
     @contextmanager
     def lease(
@@ -70,8 +71,8 @@ class DeviceMemory:
         limit : int
             Bytes that may be in use and idle together.
         is_idle : callable
-            Tells at the end whether no command can use the buffers any more.  If it cannot be said,
-            they are left to the driver, which releases them after its last command.
+            Tells at the end whether no command can use the buffers any more.  If that was not
+            proved, they are left to the driver, which releases them after its last command.
 
         Raises
         ------
@@ -81,32 +82,26 @@ class DeviceMemory:
         wanted = [rounded(size) for size in sizes]
         if sum(wanted) > limit or max(wanted, default=0) > self._largest:
             wanted = list(sizes)
-        total = sum(wanted)
+        total, lease = sum(wanted), object()
         taken: list[cl.Buffer] = []
         try:
             with self._changed:
-                self._changed.wait_for(lambda: not self.used or self.used + total <= limit)
-                for size in wanted:
-                    taken.append(self._take(size, limit))  # noqa: PERF401 - some, if one fails
-            yield taken
+                self._changed.wait_for(lambda: not self._leases or self.used + total <= limit)
+                self._leases[lease] = total
+                found = [self._find(size) for size in wanted]
+                self._evict(limit - self.used)
+                for size, buffer in zip(wanted, found, strict=True):
+                    taken.append(buffer or self._allocate(size))
+                self.peak = max(self.peak, self.used + self.idle)
+            yield list(taken)
         finally:
-            with self._changed:
-                if is_idle():
-                    self._put_back(taken, limit)
-                else:
-                    self.used -= sum(buffer.size for buffer in taken)
-                    self._changed.notify_all()
+            interrupt.surely(partial(self._end, lease, taken, limit, is_idle))
 
-    def _take(self, size: int, limit: int) -> cl.Buffer:
+    def _find(self, size: int) -> cl.Buffer | None:
+        """Take a buffer of exactly this size out of the idle ones."""
         buffer = next((x for x in self._idle if x.size == size), None)
         if buffer is not None:
             self._idle.remove(buffer)
-            self.idle -= size
-        else:
-            self._evict(limit - self.used - size)
-            buffer = self._allocate(size)
-        self.used += size
-        self.peak = max(self.peak, self.used + self.idle)
         return buffer
 
     def _allocate(self, size: int) -> cl.Buffer:
@@ -118,19 +113,23 @@ class DeviceMemory:
         self._evict(0)
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
-    def _put_back(self, buffers: list[cl.Buffer], limit: int) -> None:
-        for buffer in buffers:
-            self.used -= buffer.size
-            self.idle += buffer.size
-            self._idle.append(buffer)
-        self._evict(limit // IDLE_SHARE)
-        self._changed.notify_all()
+    def _end(
+        self, lease: object, taken: list[cl.Buffer], limit: int, is_idle: Callable[[], bool]
+    ) -> None:
+        """End a lease; may be done again if it was interrupted."""
+        with self._changed:
+            while taken and is_idle():
+                self._idle.append(taken.pop())
+            self._leases.pop(lease, None)
+            self._evict(limit // IDLE_SHARE)
+            self._changed.notify_all()
 
     def _evict(self, allowed: int) -> None:
         """Release idle buffers, the longest idle first, until at most so many bytes are idle."""
-        while self._idle and self.idle > allowed:
+        excess = self.idle - allowed
+        while self._idle and excess > 0:
             buffer = self._idle.pop(0)
-            self.idle -= buffer.size
+            excess -= buffer.size
             buffer.release()
 
     def trim(self) -> None:

@@ -112,8 +112,17 @@ def error_name(error: cl.Error) -> str:
 
 
 def make_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """Create a kernel object."""
-    return cl.Kernel(program, name)
+    """Create a kernel object.
+
+    Making the first one imports `pyopencl.invoker`, which opens a cache; see the module's text.
+    """
+    try:
+        return cl.Kernel(program, name)
+    except cl.Error:
+        raise
+    except Exception:  # noqa: BLE001 - a cache fails with OSError, KeyError, sqlite3's errors ...
+        load()._PYOPENCL_NO_CACHE = True  # noqa: SLF001 - there is no public way after import
+        return cl.Kernel(program, name)
 
 
 def argument_setters(kernel: Any) -> tuple[Callable[[Any], object], Callable[[Any], object]]:

@@ -1,14 +1,15 @@
-"""One call's copies.  Its own thread alone speaks with the device; the copiers' threads copy.
+"""One call's copies.  Its own thread alone speaks with the device; other threads copy.
 
 Threads that enqueue commands themselves wait for each other, for the interpreter's lock and the
-driver's, longer than they copy.  So this thread hands a part and a piece of staging to a thread,
-sends the piece off when it hears that it is filled, starts the way back of what the device has
-computed, and has a thread copy it home when it sees that it has landed.  It waits for nothing else
+driver's, longer than they copy.  So this thread hands a chunk and a staging buffer to a thread,
+sends the buffer to the device when it is filled, starts the way back of what the device has
+computed, and has a thread copy that out of staging when it is there.  It waits for nothing else
 than for something to happen.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -17,60 +18,159 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.runtime import interrupt
 from clgemm.runtime.opencl import cl
-from clgemm.streaming import pages
-from clgemm.streaming.copy_threads import Copy
-from clgemm.streaming.staging import Piece, plain_piece
-from clgemm.streaming.transfers import is_over
+from clgemm.streaming import copy_threads
+from clgemm.streaming.staging import StagingBuffer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from clgemm.streaming.copy_threads import CopyThreads
-    from clgemm.streaming.transfers import Move, Part
 
 PAUSE = 50e-6  # seconds until the device is looked at again
 
+Chunk = tuple[int, "NDArray[Any]"]
+"""Bytes from the start of a device buffer, and the elements that lie there, in C order."""
 
-class Traffic:
+
+def chunks(x: NDArray[Any], most: int) -> Iterator[Chunk]:
+    """Divide a stack into chunks that lie one after the other in device memory without gaps.
+
+    Parameters
+    ----------
+    x : ndarray of shape (batch, rows, columns)
+        In the order in which its elements are to lie: the last axis varies fastest.
+    most : int
+        Bytes of the largest chunk.
+    """
+    if x.nbytes <= most:
+        yield 0, x
+        return
+    offset = 0
+    for axis in range(x.ndim):
+        unit = x[(0,) * (axis + 1)].nbytes  # bytes of what one index of this axis holds
+        if unit <= most:
+            break
+    for index in np.ndindex(x.shape[:axis]):
+        line = x[index]
+        count = -(-line.nbytes // (most // unit * unit))
+        step = -(-len(line) // count)
+        for start in range(0, len(line), step):
+            chunk = line[start : start + step]
+            yield offset, chunk
+            offset += chunk.nbytes
+
+
+def has_ended(event: cl.Event) -> bool:
+    """Tell whether a command has ended, without waiting.
+
+    Raises
+    ------
+    cl.Error
+        If it has failed.
+    """
+    status: int = event.command_execution_status
+    if status < 0:
+        event.wait()  # raises
+    return status == 0
+
+
+class BlockCopy:
+    """One block on its way to a device buffer or back, in chunks that fit a staging buffer."""
+
+    def __init__(self, buffer: cl.Buffer, chunks: Sequence[Chunk], *, to_host: bool) -> None:
+        self.buffer = buffer
+        self.chunks = chunks
+        self.to_host = to_host
+        self.to_enqueue = len(chunks)
+        """Chunks whose command is not in the queue yet."""
+        self.on_device = len(chunks) * to_host
+        """Chunks that are still in device memory only."""
+        self.to_copy = len(chunks) * to_host
+        """Chunks that are not yet where they belong."""
+        self.event: cl.Event | None = None
+        """The last command: their queue runs in order."""
+
+
+class _Job:
+    """Copies a chunk into its staging buffer or out of it, once, in whatever thread."""
+
+    def __init__(
+        self, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer, ended: SimpleQueue[_Job]
+    ) -> None:
+        self.copy, self.chunk, self.staging = copy, chunk, staging
+        self.error: BaseException | None = None
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._has_begun = False
+
+    def __call__(self) -> None:
+        """Copy, unless that was done or cancelled."""
+        with self._lock:  # until it has ended: `cancel` waits for that
+            if self._has_begun:
+                return
+            self._has_begun = True
+            staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
+            try:
+                np.copyto(*((x, staged) if self.copy.to_host else (staged, x)))
+            except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
+                self.error = error
+        self._ended.put(self)
+
+    def cancel(self) -> None:
+        """Leave it out, or wait until it has ended."""
+        with self._lock:
+            self._has_begun = True
+
+
+class Copies:
     """The copies of one call.
 
     Parameters
     ----------
     threads : CopyThreads
         Threads and staging.
-    up, down : cl.CommandQueue
-        To the device and back.
+    to_device, to_host : cl.CommandQueue
+        Queues that run in order.
+    in_line : bool
+        Copy in the calling thread: for what is soon done.
     """
 
-    def __init__(self, threads: CopyThreads, up: cl.CommandQueue, down: cl.CommandQueue) -> None:
+    def __init__(
+        self, threads: CopyThreads, to_device: cl.CommandQueue, to_host: cl.CommandQueue, *,
+        in_line: bool = False,
+    ) -> None:  # fmt: skip
         self._threads = threads
-        self._up = up
-        self._down = down
-        self._inbox: SimpleQueue[tuple[Piece, Move, Part, BaseException | None]] = SimpleQueue()
-        self._to_send: deque[tuple[Move, Part]] = deque()
-        self._sent: deque[tuple[Piece, cl.Event]] = deque()
-        self._to_fetch: deque[tuple[Move, Part]] = deque()
-        self._landing: deque[tuple[Piece, cl.Event, Move, Part]] = deque()
-        self._held: dict[int, Piece] = {}
-        self._copying = 0
-        self._abandoned = False
+        self._to_device = to_device
+        self._to_host = to_host
+        self._in_line = in_line
+        self._to_send: deque[tuple[BlockCopy, Chunk]] = deque()
+        self._to_fetch: deque[tuple[BlockCopy, Chunk]] = deque()
+        self._jobs: set[_Job] = set()
+        self._ended: SimpleQueue[_Job] = SimpleQueue()
+        self._sent: deque[tuple[cl.Event, StagingBuffer]] = deque()
+        self._fetched: deque[tuple[cl.Event, StagingBuffer, BlockCopy, Chunk]] = deque()
+        self._leased: dict[int, StagingBuffer] = {}
+        self._is_over = False
 
-    def start(self, move: Move) -> None:
-        """Begin to move a tile; `turn` carries on."""
-        (self._to_fetch if move.home else self._to_send).extend((move, x) for x in move.parts)
+    def start(self, copy: BlockCopy) -> None:
+        """Begin to copy a block; `advance` carries on."""
+        (self._to_fetch if copy.to_host else self._to_send).extend((copy, x) for x in copy.chunks)
 
-    def prepare(self, x: NDArray[Any]) -> None:
-        """Have threads that have nothing to copy take the pages of a dense array."""
+    def populate(self, x: NDArray[Any]) -> None:
+        """Have threads that have nothing to copy get the pages of a dense array."""
 
         def job(address: int, nbytes: int, _alive: NDArray[Any] = x) -> None:
-            if self._is_wanted():
-                pages.take(address, nbytes)
+            if not self._is_over:
+                copy_threads.populate(address, nbytes)
 
-        for chunk in pages.chunks(x):
-            self._threads.post_later(partial(job, *chunk))
+        for pages in copy_threads.page_ranges(x):
+            self._threads.submit_idle(partial(job, *pages))
 
-    def turn(self, awaited: cl.Event | None = None, *, patient: bool = True) -> None:
+    def advance(self, awaited: cl.Event | None = None, *, patient: bool = True) -> None:
         """Do all that can be done now, and if that is nothing, wait until something may be.
 
         Parameters
@@ -85,162 +185,146 @@ class Traffic:
         cl.Error
             If the device refuses or fails.
         """
-        # What frees pieces goes first; what comes home before what goes out: it frees memory too.
-        happened = self._hear()
-        happened |= self._recycle()
-        happened |= self._land()
-        while self._to_fetch and (piece := self._take()):
-            self._fetch(piece, *self._to_fetch.popleft())
-            happened = True
-        while self._to_send and (piece := self._take()):
-            self._post(piece, *self._to_send.popleft())
-            happened = True
+        # What frees staging goes first, copies to the host before others: they free memory too.
+        happened = self._hear() | self._take_back() | self._unload()
+        for waiting, begin in ((self._to_fetch, self._fetch), (self._to_send, self._copy)):
+            while waiting and (staging := self._lease()):
+                begin(staging, *waiting.popleft())
+                happened = True
         if patient and not happened:
             self._wait(awaited)
 
     def _wait(self, awaited: cl.Event | None) -> None:
         """Wait for a thread, for a moment, or if none is busy for the device."""
-        if self._copying:
+        if self._jobs:
             with suppress(Empty):
-                self._copied(*self._inbox.get(timeout=PAUSE))
+                self._end(self._ended.get(timeout=PAUSE))
             return
         # Not by looking again and again: some runtimes work only while somebody waits.
-        for queue in (self._sent, self._landing):
+        for queue in (self._sent, self._fetched):
             if queue:
-                queue[0][1].wait()
+                queue[0][0].wait()
                 return
         if awaited is not None:
             awaited.wait()
 
-    def _take(self) -> Piece | None:
-        """Return a piece, or None while there is none and others are on their way."""
-        piece = self._threads.staging.take(self._up)
-        if piece is None:
-            return None if self._held else self._take_any()
-        self._held[id(piece)] = piece
-        return piece
+    def _lease(self) -> StagingBuffer | None:
+        """Return staging, or None while there is none and this call is about to release some."""
+        staging = self._threads.staging.lease(self._to_device)
+        if staging is None:
+            if self._leased:
+                return None
+            staging = StagingBuffer.plain()  # rather than none at all
+        self._leased[id(staging)] = staging
+        return staging
 
-    def _take_any(self) -> Piece:
-        """Return a piece that is not pinned rather than none at all."""
-        piece = self._threads.staging.take(self._up) or plain_piece()
-        self._held[id(piece)] = piece
-        return piece
+    def _release(self, staging: StagingBuffer) -> None:
+        del self._leased[id(staging)]
+        self._threads.staging.release(staging)
 
-    def _give(self, piece: Piece) -> None:
-        del self._held[id(piece)]
-        self._threads.staging.give(piece)
-
-    def _post(self, piece: Piece, move: Move, part: Part) -> None:
-        """Have a thread copy a part into its piece, or out of it."""
-        here, there = piece.like(part[1]), part[1]
-        into, source = (there, here) if move.home else (here, there)
-
-        def done(error: BaseException | None) -> None:
-            self._inbox.put((piece, move, part, error))
-
-        self._copying += 1
-        self._threads.post(Copy(into, source, self._is_wanted, done), first=move.home)
-
-    def _is_wanted(self) -> bool:
-        return not self._abandoned
+    def _copy(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
+        """Have a chunk copied into its staging buffer, or out of it."""
+        job = _Job(copy, chunk, staging, self._ended)
+        self._jobs.add(job)  # from here on it can be cancelled
+        if self._in_line:
+            job()
+            self._hear()
+        else:
+            self._threads.submit(job, first=copy.to_host)
 
     def _hear(self) -> bool:
-        """Take note of the copies that are done."""
+        """Take note of the jobs that have ended."""
         happened = False
-        with suppress(Empty):
-            while True:
-                self._copied(*self._inbox.get_nowait())
-                happened = True
+        while not self._ended.empty():  # nobody else takes out of it
+            self._end(self._ended.get())
+            happened = True
         return happened
 
-    def _copied(self, piece: Piece, move: Move, part: Part, error: BaseException | None) -> None:
-        self._copying -= 1
-        if error is not None:
-            raise error
-        if move.home:
-            move.to_copy -= 1
-            self._give(piece)
+    def _end(self, job: _Job) -> None:
+        self._jobs.discard(job)
+        if job.error is not None:
+            raise job.error
+        if job.copy.to_host:
+            job.copy.to_copy -= 1
+            self._release(job.staging)
         else:
-            self._send(self._up, piece, move, part)
-            self._up.flush()
+            self._send(job.staging, job.copy, job.chunk)
 
-    def _send(self, queue: cl.CommandQueue, piece: Piece, move: Move, part: Part) -> None:
-        offset, x = part
-        memory = piece.memory[: x.nbytes]
-        event = cl.enqueue_copy(queue, move.buffer, memory, dst_offset=offset, is_blocking=False)
-        self._sent.append((piece, event))
-        move.event = event
-        move.to_enqueue -= 1
+    def _send(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
+        offset, x = chunk
+        memory, queue = staging.memory[: x.nbytes], self._to_device
+        event = cl.enqueue_copy(queue, copy.buffer, memory, dst_offset=offset, is_blocking=False)
+        queue.flush()
+        self._sent.append((event, staging))
+        copy.event = event
+        copy.to_enqueue -= 1
 
-    def _recycle(self) -> bool:
-        """Take back the pieces that have reached the device."""
+    def _take_back(self) -> bool:
+        """Take back the staging buffers that have reached the device."""
         happened = False
-        while self._sent and is_over(self._sent[0][1]):
-            self._give(self._sent.popleft()[0])
+        while self._sent and has_ended(self._sent[0][0]):
+            self._release(self._sent.popleft()[1])
             happened = True
         return happened
 
-    def _fetch(self, piece: Piece, move: Move, part: Part) -> None:
-        offset, x = part
-        memory = piece.memory[: x.nbytes]
-        event = cl.enqueue_copy(
-            self._down, memory, move.buffer, src_offset=offset, is_blocking=False
-        )
-        self._down.flush()
-        self._landing.append((piece, event, move, part))
-        move.to_enqueue -= 1
+    def _fetch(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
+        offset, x = chunk
+        memory, queue = staging.memory[: x.nbytes], self._to_host
+        event = cl.enqueue_copy(queue, memory, copy.buffer, src_offset=offset, is_blocking=False)
+        queue.flush()
+        self._fetched.append((event, staging, copy, chunk))
+        copy.to_enqueue -= 1
 
-    def _land(self) -> bool:
-        """Have copied home what has landed."""
+    def _unload(self) -> bool:
+        """Have copied out of staging what has arrived there."""
         happened = False
-        while self._landing and is_over(self._landing[0][1]):
-            piece, _, move, part = self._landing.popleft()
-            move.to_land -= 1
-            self._post(piece, move, part)
+        while self._fetched and has_ended(self._fetched[0][0]):
+            _, staging, copy, chunk = self._fetched.popleft()
+            copy.on_device -= 1
+            self._copy(staging, copy, chunk)
             happened = True
         return happened
 
-    def send_now(self, queue: cl.CommandQueue, move: Move) -> None:
-        """Send a tile off from this thread, in a queue of the caller's."""
-        for part in move.parts:
-            piece = self._take_any()
-            np.copyto(piece.like(part[1]), part[1])
-            self._send(queue, piece, move, part)
-
-    def fetch_now(self, queue: cl.CommandQueue, move: Move) -> None:
-        """Bring a tile home in this thread, behind what the queue does."""
-        for offset, x in move.parts:
-            piece = self._take_any()
-            memory = piece.memory[: x.nbytes]
-            cl.enqueue_copy(queue, memory, move.buffer, src_offset=offset, is_blocking=True)
-            move.to_land -= 1
-            np.copyto(x, piece.like(x))
-            move.to_copy -= 1
-            self._give(piece)
-
-    def drop_what_goes_out(self) -> None:
-        """Forget the parts that nobody has begun to send."""
+    def only_to_host(self) -> bool:
+        """Advance what is on its way to the host and nothing else; tell whether there is more."""
         self._to_send.clear()
+        self.advance()
+        return bool(self._to_fetch or self._fetched or self._jobs)
 
-    def close(self, *, is_idle: bool) -> None:
-        """Give back what is held, or leave it alone if it may be in use for all we know."""
-        self._abandoned = True
-        for piece in self._held.values():
-            (self._threads.staging.give if is_idle else self._threads.staging.lose)(piece)
-        self._held.clear()
-
-    def abandon(self, *queues: cl.CommandQueue) -> None:
-        """Leave out what is not under way, and wait for what is.
+    def abandon(self, *queues: cl.CommandQueue) -> bool:
+        """Leave out what has not begun, and wait for what has.
 
         Parameters
         ----------
         queues : cl.CommandQueue
             What else works with this call's memory.
+
+        Returns
+        -------
+        bool
+            Whether it is proved that no thread and no command uses the call's memory any more.
         """
-        self._abandoned = True
-        while self._copying:
-            self._inbox.get()
-            self._copying -= 1
-        for queue in (self._up, self._down, *queues):
-            with suppress(cl.Error):  # what fails here has failed the call already
-                queue.finish()
+        self._is_over = True
+        for job in self._jobs:
+            job.cancel()
+        # All are waited for, whatever one says.
+        return not {_finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
+
+    def close(self, *, is_idle: bool) -> None:
+        """Give back what is leased, or drop it if it may be in use for all we know."""
+        self._is_over = True
+        staging = self._threads.staging
+        interrupt.surely(partial(self._return_all, staging.release if is_idle else staging.drop))
+
+    def _return_all(self, give_back: Callable[[StagingBuffer], None]) -> None:
+        while self._leased:
+            give_back(self._leased.popitem()[1])
+
+
+def _finish(queue: cl.CommandQueue) -> bool:
+    """Wait until a queue has done all; tell whether that is sure."""
+    try:
+        queue.finish()
+    except cl.Error:
+        return False
+    return True

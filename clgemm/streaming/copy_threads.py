@@ -9,16 +9,18 @@ Threads, pinned memory and idle device memory are given back after some seconds 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from clgemm.runtime import interrupt
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
 from clgemm.streaming.staging import Staging
@@ -33,125 +35,102 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THREADS = 14
-PIECES = 2
+BUFFERS = 2
 """For each thread: one to copy and one on its way.  More leave the caches before they are read."""
 IDLE_SECONDS = 10.0
 
-
-class Copy(NamedTuple):
-    """What a thread does."""
-
-    into: NDArray[Any]
-    source: NDArray[Any]
-    is_wanted: Callable[[], bool]
-    """Asked when its turn comes."""
-    done: Callable[[BaseException | None], None]
-    """Called when it is done, left out or failed, from the thread."""
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14: contents stay as they are
+PAGE = 4096
+PAGES_BYTES = 4 << 20  # of pages populated at a time: two of the system's huge pages
 
 
 class CopyThreads:
-    """The threads, queues and pinned memory of one device.
-
-    Parameters
-    ----------
-    device : Device
-        Its memory is trimmed when no call has come for a while.
-    """
+    """The threads, queues and pinned memory of one device."""
 
     def __init__(self, device: Device) -> None:
-        self._context = device.context
-        self._memory = device.memory
-        self._running = device.running
+        self._device = device
         self._lock = threading.Lock()
         cores = _cores()
         self._most = max(1, min(THREADS, cores - cores // 8))
-        self._threads = 0
-        self._waiting: deque[Copy] = deque()
-        self._later: deque[Callable[[], object]] = deque()
+        self._count = 0
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._idle_jobs: deque[Callable[[], object]] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
-        self._calls = 0
-        self._timer = IdleTimer(IDLE_SECONDS, self.rest)
+        """True wakes a thread, False ends it."""
+        self._calls: set[object] = set()
+        self._timer = IdleTimer(IDLE_SECONDS, self.trim)
         self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
-        self.staging = Staging(device.context, PIECES * self._most)
+        self.staging = Staging(device.context, BUFFERS * self._most)
 
     @contextmanager
     def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
         """Keep threads and staging while a call copies; give the queue there and the one back."""
-        self._running.append(None)
-        with self._lock:
-            self._calls += 1
-            if self._queues is None:
-                self._queues = cl.CommandQueue(self._context), cl.CommandQueue(self._context)
-            queues = self._queues
-        try:
-            yield queues
-        finally:
-            with self._lock:
-                self._calls -= 1
-            self._running.pop()
-            self._timer.touch()
+        call = object()
+        with interrupt.in_use(self._device):
+            try:
+                with self._lock:
+                    self._calls.add(call)
+                    if self._queues is None:
+                        context = self._device.context
+                        self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
+                yield self._queues
+            finally:
+                self._calls.discard(call)
+                self._timer.touch()
 
-    def post(self, copy: Copy, *, first: bool = False) -> None:
-        """Have a thread copy, before all that waits if it comes first."""
-        (self._waiting.appendleft if first else self._waiting.append)(copy)
-        self._summon()
+    def submit(self, job: Callable[[], object], *, first: bool = False) -> None:
+        """Have a thread do a job that raises nothing, before all others if it comes first.
 
-    def post_later(self, job: Callable[[], object]) -> None:
-        """Have a thread do something when there is nothing to copy; it raises nothing."""
-        self._later.append(job)
-        self._summon()
-
-    def _summon(self) -> None:
-        """Have a thread do one more thing, or do it here if there is none and none starts."""
-        if self._threads < self._most:
-            self._start_thread()
-        self._tokens.put(True)
-        if not self._threads:
-            with suppress(Empty):
-                if self._tokens.get_nowait():
-                    self._do_one()
-
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._work, name="clgemm copy", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:  # a limit of the system, or the interpreter ends
-            log.info("no thread for copies could be started: %s", error)
+        Where there is no thread and none can be started, it is done here.
+        """
+        if not self._have_threads():
+            job()
             return
-        with self._lock:
-            self._threads += 1
+        (self._jobs.appendleft if first else self._jobs.append)(job)
+        self._tokens.put(True)
+
+    def submit_idle(self, job: Callable[[], object]) -> None:
+        """Have a thread do a job when there is nothing to copy; none does it without threads."""
+        if self._have_threads():
+            self._idle_jobs.append(job)
+            self._tokens.put(True)
+
+    def _have_threads(self) -> bool:
+        """Start one more thread if there may be more; tell whether there is any."""
+        if self._count < self._most:
+            try:
+                threading.Thread(target=self._work, name="clgemm copy", daemon=True).start()
+            except RuntimeError as error:  # a limit of the system, or the interpreter ends
+                log.debug("no thread for copies can be started: %s", error)
+            else:
+                with self._lock:
+                    self._count += 1
+        return self._count > 0
 
     def _work(self) -> None:
+        # All there is to do, not one job: Ctrl-C may have come between a job and its token.
         while self._tokens.get():
-            self._do_one()
+            while (job := self._next()) is not None:
+                job()
 
-    def _do_one(self) -> None:
-        """Make a copy, or do what waits for there being none; a thread keeps no arrays alive."""
-        try:
-            into, source, is_wanted, done = self._waiting.popleft()
-        except IndexError:  # there is a token for each copy and each job
-            self._later.popleft()()
-            return
-        error = None
-        try:
-            if is_wanted():
-                np.copyto(into, source)
-        except BaseException as caught:  # noqa: BLE001 - the call's own thread raises it
-            error = caught
-        done(error)
+    def _next(self) -> Callable[[], object] | None:
+        with suppress(IndexError):
+            return self._jobs.popleft()
+        with suppress(IndexError):
+            return self._idle_jobs.popleft()
+        return None
 
-    def rest(self) -> None:
+    def trim(self) -> None:
         """Give back threads, pinned memory and idle device memory, unless a call copies."""
         with self._lock:
             if self._calls:
                 return
-            self._running.append(None)
-            for _ in range(self._threads):
-                self._tokens.put(False)
-            self._threads = 0
-            self.staging.release()
-            self._memory.trim()
-            self._running.pop()
+            with interrupt.in_use(self._device):
+                for _ in range(self._count):
+                    self._tokens.put(False)
+                self._count = 0
+                self.staging.trim()
+                self._device.memory.trim()
 
 
 def _cores() -> int:
@@ -159,3 +138,43 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@cache
+def _advise() -> Callable[[int, int, int], int] | None:
+    """Return the system's `madvise`, or None where it is not known to populate pages."""
+    if sys.platform != "linux":
+        return None
+    try:
+        advise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    advise.restype = ctypes.c_int
+    return advise
+
+
+def page_ranges(x: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the address and bytes of ranges of pages that make up the memory of a dense array.
+
+    They begin and end at multiples of their size, so that no two share a huge page, except for the
+    first and the last one.
+    """
+    start = x.ctypes.data
+    stop = start + x.nbytes
+    start -= start % PAGE
+    while start < stop:
+        after = min(stop, start - start % PAGES_BYTES + PAGES_BYTES)
+        yield start, after - start
+        start = after
+
+
+def populate(address: int, nbytes: int) -> bool:
+    """Have the system provide pages, as far as they are not there yet; tell whether that worked.
+
+    It provides a page, cleared, when that is first touched, and takes as long as copying what goes
+    there: so it had better be done while threads have nothing to copy.  The interpreter is free
+    meanwhile, and contents stay as they are.
+    """
+    advise = _advise()
+    return advise is not None and advise(address, nbytes, POPULATE_WRITE) == 0

@@ -1,4 +1,4 @@
-"""How calls of one kind run with copies: cut to fit, and cut finer where memory is short."""
+"""How calls of one kind run with copies: in blocks that fit the device's memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.runner import Work
-from clgemm.streaming import planning
-from clgemm.streaming.copies import Traffic
-from clgemm.streaming.schedule import OPERANDS
-from clgemm.streaming.stream import Flow, part_of
+from clgemm.streaming.schedule import OPERANDS, call_of, plan
+from clgemm.streaming.stream import StreamedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +21,12 @@ if TYPE_CHECKING:
     from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.streaming.copy_threads import CopyThreads
-    from clgemm.streaming.schedule import Schedule, Tile
+    from clgemm.streaming.schedule import Block, Schedule
 
 log = logging.getLogger(__name__)
 
 HALVINGS = 6  # how often to try with half the memory before the host computes
 SHARE_OF_OWN, SHARE_OF_HOST = 0.9, 0.25  # of the device's memory: its own, or the host's
-
-
-class Short(Exception):  # noqa: N818 - an outcome, handled where the call began
-    """The device ran out of memory before these tiles of C were written."""
-
-    def __init__(self, missing: list[Tile], needed: int, error: Exception) -> None:
-        super().__init__(str(error))
-        self.missing = missing
-        self.needed = needed
-        """Bytes that there were not."""
 
 
 def room_of(device: Device) -> int:
@@ -99,80 +87,73 @@ class StreamingRunner:
         if schedule is None:
             return Work(why_host="the device's memory is too small")
         itemsize = PRECISIONS[self._problem.precision].itemsize
-        moved = {x: schedule.visits[x] * schedule.sizes[x] * itemsize for x in OPERANDS}
+        copied = {x: schedule.visits[x] * schedule.sizes[x] * itemsize for x in OPERANDS}
         return Work(
             self._runner(schedule.gemms[0]).work().config,
-            moved["a"] + moved["b"] + moved["c"] * self._problem.reads_c,
-            moved["c"],
-            len(schedule.steps),
+            copied["a"] + copied["b"] + copied["c"] * self._problem.reads_c,
+            copied["c"],
+            len(schedule.products),
         )
 
     def _runner(self, problem: Gemm) -> KernelRunner:
-        """Return what computes one step, built by the first call."""
+        """Return what computes one product of blocks, built by the first call."""
         runner = self._runners.get(problem)
         if runner is None:
             runner = self._runners[problem] = self._build(problem)
         return runner
 
     def schedule(self, problem: Gemm, room: int) -> Schedule | None:
-        """Return how a problem is cut, decided by the first call."""
+        """Return how a problem is divided, decided by the first call."""
         key = problem, room
         if key not in self._schedules:
             largest = min(room, self._device.traits.max_allocation)
-            schedule = planning.plan(
-                problem, room, largest, lambda gemm: self._runner(gemm).scratch_bytes
-            )
+            schedule = plan(problem, room, largest, lambda g: self._runner(g).scratch_bytes)
             self._schedules[key] = schedule
-            log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.cut)
+            log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.blocking)
         return self._schedules[key]
 
     def _run(self, problem: Gemm, call: Call, stop: Stop | None, room: int, halvings: int) -> None:
+        """Compute, with half the memory again and again if the device has less than it says."""
         schedule = self.schedule(problem, room) if halvings else None
         if schedule is None:
             host_blas.gemm(call)
             return
-        try:
-            self._execute(schedule, call, stop, room)
-        except Short as short:
-            # Half of what was asked for, since the same would be asked for in half the room.
-            room = min(room, short.needed) // 2
-            missing = short.missing
-            log.info("%s is short of memory: trying with %d bytes", self._device, room)
-        else:
+        runners = {gemm: self._runner(gemm) for gemm in schedule.gemms}
+        scratch = max(runner.scratch_bytes for runner in runners.values())
+        sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
+        missing = self._stream(schedule, runners, sizes, call, stop, room)
+        if not missing:
             return
+        # Half of what was asked for, since the same would be asked for in half the room.
+        room = min(room, sum(sizes)) // 2
+        log.info("%s is short of memory: trying with %d bytes", self._device, room)
         if missing == schedule.results:
             self._run(problem, call, stop, room, halvings - 1)
             return
-        for tile in missing:
-            part = problem._replace(
-                m=tile.rows.size, n=tile.columns.size, batch=tile.batch.size,
-            )  # fmt: skip
-            self._run(part, part_of(call, tile), stop, room, halvings - 1)
+        for c in missing:
+            part = problem._replace(m=c.rows.size, n=c.columns.size, batch=c.batch.size)
+            self._run(part, call_of(c, call), stop, room, halvings - 1)
 
-    def _execute(self, schedule: Schedule, call: Call, stop: Stop | None, room: int) -> None:
-        """Run a schedule.
-
-        Raises
-        ------
-        Short
-            If the device's memory was not enough; tiles of C are whole, or as they were.
-        """
+    def _stream(
+        self, schedule: Schedule, runners: dict[Gemm, KernelRunner], sizes: list[int], call: Call,
+        stop: Stop | None, room: int,
+    ) -> list[Block]:  # fmt: skip
+        """Compute in blocks; return those of C that were not written for want of memory."""
         device, threads = self._device, self._threads
-        steps = {gemm: self._runner(gemm) for gemm in schedule.gemms}
-        scratch = max(runner.scratch_bytes for runner in steps.values())
-        sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
-        flow: Flow | None = None
+        streamed: StreamedCall | None = None
+
+        def is_idle() -> bool:
+            return streamed is None or streamed.is_idle
+
         try:
-            with (
-                device.memory.lease(sizes, room, lambda: flow is None or flow.is_idle) as buffers,
-                threads.in_use() as queues,
-            ):
-                traffic = Traffic(threads, *queues)
-                flow = Flow(device, schedule, steps, call, buffers, traffic, stop)
-                flow.run()
+            with device.memory.lease(sizes, room, is_idle) as buffers, threads.in_use() as queues:
+                streamed = StreamedCall(
+                    device, threads, queues, schedule, runners, call, buffers, stop
+                )
+                streamed.run()
         except device.cl.Error as error:
-            if not is_short_of_memory(error) or (flow and flow.is_torn()):
+            if not is_short_of_memory(error) or (streamed and streamed.is_torn()):
                 raise
             device.memory.trim()
-            missing = flow.missing() if flow else schedule.results
-            raise Short(missing, sum(sizes), error) from error
+            return streamed.missing() if streamed else schedule.results
+        return []

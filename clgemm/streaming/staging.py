@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -15,15 +16,20 @@ from clgemm.runtime.opencl import cl
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PIECE = 4 << 20  # bytes that are copied at a time
+BYTES = 4 << 20  # of a buffer, and so of the largest copy
 
 
-class Piece:
+class StagingBuffer:
     """Pinned memory for one copy, or plain memory where no more may be pinned."""
 
     def __init__(self, memory: NDArray[Any], buffer: cl.Buffer | None = None) -> None:
         self.memory = memory
         self.buffer = buffer
+
+    @classmethod
+    def plain(cls) -> StagingBuffer:
+        """Make one that is not pinned: copies are slower and as right."""
+        return cls(np.empty(BYTES, np.uint8))
 
     def like(self, x: NDArray[Any]) -> NDArray[Any]:
         """Return its first bytes as an array of the shape and type of `x`."""
@@ -31,82 +37,65 @@ class Piece:
 
 
 class Staging:
-    """The pieces of one context.
-
-    Parameters
-    ----------
-    context : cl.Context
-        Of one device.
-    most : int
-        How many pieces are of use.
-    """
+    """The staging buffers of one context, of which at most `most` are of use."""
 
     def __init__(self, context: cl.Context, most: int) -> None:
         self._context = context
         self._most = most
         self._lock = threading.Lock()
-        self._spare: deque[Piece] = deque()
-        self._lost: list[Piece] = []
-        self.count = 0
-        """How many pinned pieces there are."""
+        self._spare: deque[StagingBuffer] = deque()
+        self._pinned: WeakSet[StagingBuffer] = WeakSet()
+        self._dropped: list[StagingBuffer] = []
 
-    def take(self, queue: cl.CommandQueue) -> Piece | None:
-        """Return a piece that nobody uses, or None while there are as many as there may be.
+    @property
+    def count(self) -> int:
+        """How many pinned buffers are in use or spare."""
+        return len(self._pinned)
 
-        Parameters
-        ----------
-        queue : cl.CommandQueue
-            Where a new piece is mapped.
+    def lease(self, queue: cl.CommandQueue) -> StagingBuffer | None:
+        """Return a buffer that nobody uses, or None while there are as many as there may be.
+
+        A new one is mapped in the queue.
         """
         try:
             return self._spare.pop()  # the one that caches know best
         except IndexError:
-            allowed = min(self._most, settings.staging_bytes() // PIECE)
+            allowed = min(self._most, settings.staging_bytes() // BYTES)
         if self.count >= allowed:
             return None
         with self._lock:
-            if self.count >= allowed:
-                return None
-            piece = self._pinned(queue)
-            self.count += piece.buffer is not None
-            return piece
+            return self._pin(queue) if self.count < allowed else None
 
-    def give(self, piece: Piece) -> None:
-        """Take a piece back."""
-        if piece.buffer is not None:
-            self._spare.append(piece)
+    def release(self, staging: StagingBuffer) -> None:
+        """Take a buffer back: no command and no thread uses it."""
+        if staging.buffer is not None:
+            self._spare.append(staging)
 
-    def lose(self, piece: Piece) -> None:
-        """Never use a piece again, nor free it: a command may still work on it."""
-        if piece.buffer is not None:
-            self._lost.append(piece)
-            with self._lock:
-                self.count -= 1
+    def drop(self, staging: StagingBuffer) -> None:
+        """Never use a buffer again, nor free it: a command may still work on it."""
+        self._dropped.append(staging)
+        self._pinned.discard(staging)
 
-    def _pinned(self, queue: cl.CommandQueue) -> Piece:
+    def _pin(self, queue: cl.CommandQueue) -> StagingBuffer:
         access: Any = cl.mem_flags
         both: Any = cl.map_flags.READ | cl.map_flags.WRITE
         try:
-            buffer = cl.Buffer(self._context, access.READ_WRITE | access.ALLOC_HOST_PTR, PIECE)
-            memory, _ = cl.enqueue_map_buffer(queue, buffer, both, 0, (PIECE,), np.dtype("u1"))
+            buffer = cl.Buffer(self._context, access.READ_WRITE | access.ALLOC_HOST_PTR, BYTES)
+            memory, _ = cl.enqueue_map_buffer(queue, buffer, both, 0, (BYTES,), np.dtype("u1"))
         except cl.Error as error:
             if not is_short_of_memory(error):
                 raise
-            return plain_piece()
-        return Piece(memory, buffer)
+            return StagingBuffer.plain()
+        staging = StagingBuffer(memory, buffer)
+        self._pinned.add(staging)
+        return staging
 
-    def release(self) -> None:
-        """Give back the pieces that nobody uses."""
+    def trim(self) -> None:
+        """Give back the buffers that nobody uses."""
         while self._spare:
-            piece = self._spare.pop()
-            mapped: Any = piece.memory.base
+            staging = self._spare.pop()
+            self._pinned.discard(staging)
+            mapped: Any = staging.memory.base
             mapped.release()
-            if piece.buffer is not None:
-                piece.buffer.release()
-            with self._lock:
-                self.count -= 1
-
-
-def plain_piece() -> Piece:
-    """Return a piece that is not pinned: copies are slower and as right."""
-    return Piece(np.empty(PIECE, np.uint8))
+            if staging.buffer is not None:
+                staging.buffer.release()

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import reference
-from helpers import run_python
+from helpers import needs_fork, run_python, run_threads
 
 import clgemm
 from clgemm.problem import PRECISIONS
@@ -18,31 +18,7 @@ from clgemm.runtime import devices, interrupt, registry
 from clgemm.tuning.measure.verify import Checker, random_matrix
 from clgemm.tuning.store.lookup import competitors
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-
 SHAPES = ((70, 65, 80), (3, 200, 31), (129, 1, 7), (1, 1, 300), (200, 190, 64), (64, 64, 64))
-THREADS = 8
-
-
-def run_threads(work):
-    """Run `work(number)` in threads that start together; raise what the first one raised."""
-    gate, failures = threading.Barrier(THREADS), []
-
-    def run(number):
-        try:
-            gate.wait()
-            work(number)
-        except BaseException as error:  # noqa: BLE001 - a thread's error must reach the test
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread hangs"
-    if failures:
-        raise failures[0]
 
 
 def test_threads_get_their_own_results(device):

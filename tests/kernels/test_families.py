@@ -242,7 +242,8 @@ def test_offsets_count_elements(device, family, rng):
     plan = family.plan(device.traits, problem, family.default(device.traits, precision))
     flat = {x: memory[x].reshape(-1, 1) for x in "abc"}
     places = {x: host_memory.place(device, flat[x]) for x in "abc"}
-    KernelRunner(device, problem, plan).execute((1.0, 0.0, *places.values(), NO_OFFSETS))
+    values = (1.0, 0.0, *places.values(), tuple(offsets.values()))
+    KernelRunner(device, problem, plan).execute(values)
     host_memory.fetch(device, places["c"], flat["c"])
     reference.assert_within_bound(view("c"), want, size, k, precision.eps)
     outside = np.ones(2000, bool)
@@ -261,7 +262,7 @@ def test_counters_come_round(device, rng):
     want = c.copy()
     problem = describe(a, b, c, reads_c=False)
     runner = KernelRunner(device, problem, family.plan(device.traits, problem, config))
-    values = (1.0, 0.0, *(host_memory.place(device, x, NO_OFFSETS) for x in (a.data, b.data, c)))
+    values = (1.0, 0.0, *(host_memory.place(device, x) for x in (a.data, b.data, c)), NO_OFFSETS)
     for _ in range(COUNTERS + 50):
         c[...] = np.nan
         runner.execute(values)

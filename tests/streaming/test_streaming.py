@@ -12,18 +12,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import reference
-from helpers import run_python
-from test_processes import needs_fork, run_threads
-from test_transfer import HOWS, matrices, memory_for, separate
+from helpers import gemm, needs_fork, run_python, run_threads
+from layouts import HOWS, matrices, memory_for, separate
+from numpy.lib.stride_tricks import sliding_window_view
 
 from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import PRECISIONS, Operand, describe
+from clgemm.problem import PRECISIONS, Call, describe
 from clgemm.runtime import registry
+from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
-from clgemm.streaming import copies, copy_threads, pages, stream
-from clgemm.streaming.runner import Pipeline
+from clgemm.streaming import copies, copy_threads, stream
+from clgemm.streaming.runner import StreamingRunner
 from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
@@ -32,14 +33,19 @@ KB = 1 << 10
 @pytest.fixture
 def apart(device, monkeypatch):
     """Give a device on the device that is told it has a memory of its own; threads copy all."""
-    monkeypatch.setattr(stream, "INLINE", 0)
-    monkeypatch.setattr(stream, "SMALL_PART", 1000)
+    monkeypatch.setattr(stream, "IN_LINE", 0)
+    monkeypatch.setattr(stream, "SMALL_CHUNK", 1000)
     yield separate(device)
     memory = separate(device).memory
     assert memory.used == 0
     assert not separate(device).running
     memory.trim()
     memory.peak = 0
+
+
+def threads_of(device):
+    """Return what copies to and from a device."""
+    return engine.of(device).threads
 
 
 def limit(monkeypatch, nbytes):
@@ -50,7 +56,7 @@ def check(device, code, a, b, c, alpha=1.5, beta=0.0):
     """Compute on a device and compare with the reference."""
     want, size = reference.gemm(alpha, a, b, beta, c)
     with registry.using(device):
-        engine.gemm(alpha, a, b, beta, c)
+        gemm(alpha, a, b, beta, c)
     reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS[code].eps)
 
 
@@ -88,7 +94,7 @@ def test_conjugated_operands_in_blocks(apart, code, rng, monkeypatch):
     want, size = reference.gemm(1.0, a.conj().T, b.conj().T, 0.0, np.zeros((90, 110), a.dtype))
     c = np.full((90, 110), np.nan, precision.dtype)
     with registry.using(apart):
-        engine.gemm(1.0, a.T, b.T, 0.0, c, conj_a=True, conj_b=True)
+        gemm(1.0, a.T, b.T, 0.0, c, conj_a=True, conj_b=True)
     reference.assert_within_bound(c, want, size, 130, precision.eps)
 
 
@@ -116,7 +122,7 @@ def test_results_are_bitwise_the_same(apart, rng, monkeypatch):
     for _ in range(5):
         c = np.empty((300, 170), np.float32)
         with registry.using(apart):
-            engine.gemm(1.0, a, b, 0.0, c)
+            gemm(1.0, a, b, 0.0, c)
         results.add(c.tobytes())
     assert len(results) == 1
 
@@ -130,7 +136,7 @@ def with_limits(device, **facts):
 def test_operands_larger_than_an_allocation_go_in_blocks(device, rng, monkeypatch):
     """On CPU devices too, where what fits is not copied at all."""
     hosted = []
-    monkeypatch.setattr(host_blas, "gemm", lambda *arguments: hosted.append(arguments))
+    monkeypatch.setattr(host_blas, "gemm", hosted.append)
     small = with_limits(device, max_allocation=100 * KB, system_svm=False)
     a, b = (
         random_matrix(rng, PRECISIONS["d"], 140, 120),
@@ -186,7 +192,7 @@ def test_a_refused_allocation_is_tried_again_with_less(apart, room, beta, rng, m
 
     apart.memory.trim()
     monkeypatch.setattr(apart.memory, "_allocate", allocate)
-    monkeypatch.setattr(host_blas, "gemm", lambda *arguments: hosted.append(arguments))
+    monkeypatch.setattr(host_blas, "gemm", hosted.append)
     limit(monkeypatch, room)
     check(apart, "s", *operands(rng), beta=beta)
     assert refused
@@ -200,7 +206,7 @@ def test_memory_that_ends_on_the_way_costs_no_result(apart, which, beta, rng, mo
     limit(monkeypatch, 300 * KB)
     a, b, c = operands(rng)
     steps = []
-    real = stream.Flow._enqueue
+    real = stream.StreamedCall._enqueue
 
     def enqueue(self, number, waits):
         steps.append(number)
@@ -208,7 +214,7 @@ def test_memory_that_ends_on_the_way_costs_no_result(apart, which, beta, rng, mo
             raise out_of_memory()
         real(self, number, waits)
 
-    monkeypatch.setattr(stream.Flow, "_enqueue", enqueue)
+    monkeypatch.setattr(stream.StreamedCall, "_enqueue", enqueue)
     check(apart, "s", a, b, c, beta=beta)
     assert len(steps) > 6
 
@@ -229,22 +235,22 @@ def test_no_memory_at_all_leaves_the_host(apart, rng, monkeypatch):
 def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
     """A tile that is home in part cannot be computed anew if its old values count."""
     a, b, c = operands(rng)
-    real, copied = copies.Traffic._copied, []
+    real, copied = copies.Copies._end, []
 
-    def hear(self, piece, move, part, error):
-        if move.home:
-            copied.append(part)
+    def end(self, job):
+        if job.copy.to_host:
+            copied.append(job)
             if len(copied) == 2:
                 self._to_fetch.clear()
-                error = out_of_memory()
-        real(self, piece, move, part, error)
+                job.error = out_of_memory()
+        real(self, job)
 
-    monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
-    monkeypatch.setattr(copies.Traffic, "_copied", hear)
+    monkeypatch.setattr(stream.StreamedCall, "_save_results", lambda _: None)
+    monkeypatch.setattr(copies.Copies, "_end", end)
     with registry.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
-        engine.gemm(1.0, a, b, 0.5, c)
+        gemm(1.0, a, b, 0.5, c)
     copied.clear()
-    monkeypatch.setattr(stream.Flow, "_bring_home", lambda _: None)
+    monkeypatch.setattr(stream.StreamedCall, "_save_results", lambda _: None)
     check(apart, "s", a, b, np.full_like(c, np.nan))
 
 
@@ -256,9 +262,9 @@ def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
         memory = cl.Buffer(apart.context, cl.mem_flags.READ_WRITE, 16)
         cl.enqueue_copy(apart.queue, memory, np.zeros(64), dst_offset=8)
 
-    monkeypatch.setattr(stream.Flow, "_enqueue", enqueue)
+    monkeypatch.setattr(stream.StreamedCall, "_enqueue", enqueue)
     with registry.using(apart), pytest.raises(DeviceError, match="INVALID_VALUE"):
-        engine.gemm(1.0, a, b, 0.5, c)
+        gemm(1.0, a, b, 0.5, c)
     np.testing.assert_array_equal(c, before)
 
 
@@ -266,7 +272,7 @@ def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
 def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
     limit(monkeypatch, 300 * KB)
     a, b, c = operands(rng)
-    turns, real = [], copies.Traffic.turn
+    turns, real = [], copies.Copies.advance
 
     def interrupted(self, *waits, **how):
         turns.append(None)
@@ -275,23 +281,25 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
         real(self, *waits, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copies.Traffic, "turn", interrupted)
+        patch.setattr(copies.Copies, "advance", interrupted)
         with registry.using(apart), pytest.raises(KeyboardInterrupt):
-            engine.gemm(1.0, a, b, 0.0, c)
+            gemm(1.0, a, b, 0.0, c)
     assert apart.memory.used == 0
-    staging = apart.copiers.staging
+    staging = threads_of(apart).staging
     assert len(staging._spare) == staging.count
     check(apart, "s", a, b, c)
 
 
 def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
     a, b, c = operands(rng)
-    before, stop = c.copy(), threading.Event()
+    before, stop = c.copy(), Stop()
     stop.set()
-    call = stream.Arrays(1.0, a, b, 0.5, np.asfortranarray(c), stop)
-    problem = describe(Operand(a), Operand(b), call.c, reads_c=True)
+    call = Call.of(1.0, a, b, 0.5, np.asfortranarray(c))
+    problem = describe(*call.operands, call.c, reads_c=True)
+    runner = engine.of(apart).runner(problem)
+    assert isinstance(runner, StreamingRunner)
     with pytest.raises(CancelledError):
-        Pipeline(apart, problem, engine.build).run(call)
+        runner.run(call, stop)
     np.testing.assert_array_equal(call.c, before)
 
 
@@ -307,22 +315,22 @@ def test_threads_get_their_own_results(apart, room, monkeypatch):
                 code = "sdcz"[(number + turn) % 4]
                 a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
                 want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
-                engine.gemm(1.0 + number, a, b, 0.5, c)
+                gemm(1.0 + number, a, b, 0.5, c)
                 reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
 
         run_threads(work)
     assert apart.memory.peak <= room
 
 
-def test_threads_get_their_own_results_with_one_piece_of_staging(apart, monkeypatch):
-    monkeypatch.setattr(apart.copiers.staging, "take", lambda _: None)
+def test_threads_get_their_own_results_without_pinned_memory(apart, monkeypatch):
+    monkeypatch.setattr(threads_of(apart).staging, "lease", lambda _: None)
     with registry.using(apart):
 
         def work(number):
             rng = np.random.default_rng(number)
             a, b, c = operands(rng, "s", 90 + number)
             want, size = reference.gemm(1.0, a, b, 0.5, c)
-            engine.gemm(1.0, a, b, 0.5, c)
+            gemm(1.0, a, b, 0.5, c)
             reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS["s"].eps)
 
         run_threads(work)
@@ -333,6 +341,7 @@ import os, sys, time
 import numpy as np
 import clgemm
 from clgemm.runtime import registry
+from clgemm.runtime.interrupt import Stop
 a = np.random.default_rng(3).uniform(-1, 1, (300, 300)).astype(np.float32)
 want = a.astype(np.float64) @ a
 def right():
@@ -375,7 +384,7 @@ assert right()
 
 def test_tiles_that_came_home_out_of_turn_are_told_one_by_one():
     """After a shortage of memory only the others are computed again."""
-    broken = object.__new__(stream.Flow)
+    broken = object.__new__(stream.StreamedCall)
     broken._leaving = [SimpleNamespace(to_copy=left) for left in (2, 0, 1)]
     broken._schedule = SimpleNamespace(results=["first", "second", "third", "fourth"])
     assert broken.missing() == ["first", "third", "fourth"]
@@ -384,7 +393,7 @@ def test_tiles_that_came_home_out_of_turn_are_told_one_by_one():
 def test_pages_of_a_new_result_are_taken_while_operands_arrive(apart, rng, monkeypatch):
     """Only where C is not read: else they are there; and not those between its columns."""
     prepared = []
-    monkeypatch.setattr(copies.Traffic, "prepare", lambda _self, x: prepared.append(x))
+    monkeypatch.setattr(copies.Copies, "populate", lambda _self, x: prepared.append(x))
     a, b = rng.random((70, 60)), rng.random((60, 50))
     dense, wide = np.zeros((70, 50), order="F"), np.zeros((90, 50), order="F")[:70]
     for c, beta in ((dense, 0.5), (wide, 0.0), (dense, 0.0)):
@@ -396,8 +405,8 @@ def test_pages_of_a_new_result_are_taken_while_operands_arrive(apart, rng, monke
 
 
 def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
-    x, seen, all_seen = np.empty(3 * pages.CHUNK), set(), threading.Event()
-    wanted = set(pages.chunks(x))
+    x, seen, all_seen = np.empty(3 * copy_threads.PAGES_BYTES), set(), threading.Event()
+    wanted = set(copy_threads.page_ranges(x))
 
     def take(*chunk):
         seen.add(chunk)
@@ -405,16 +414,83 @@ def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
             all_seen.set()
         return True
 
-    monkeypatch.setattr(pages, "take", take)
-    with apart.copiers.in_use() as queues:
-        copies.Traffic(apart.copiers, *queues).prepare(x)
+    monkeypatch.setattr(copy_threads, "populate", take)
+    with threads_of(apart).in_use() as queues:
+        copies.Copies(threads_of(apart), *queues).populate(x)
         assert all_seen.wait(20)
         seen.clear()
-        over = copies.Traffic(apart.copiers, *queues)
-        over.close()
-        over.prepare(x)
+        over = copies.Copies(threads_of(apart), *queues)
+        over.close(is_idle=True)
+        over.populate(x)
         done = threading.Event()
-        apart.copiers.post_later(done.set)
+        threads_of(apart).submit_idle(done.set)
         assert done.wait(20)
-    apart.copiers.rest()
+    threads_of(apart).trim()
     assert len(seen) == 0
+
+
+SHAPES = ((5, 3, 4), (1, 7, 9), (7, 1, 9), (33, 40, 1), (70, 65, 31))
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_gemm_with_separate_memories(device, code, rng):
+    precision, apart = PRECISIONS[code], separate(device)
+    cases = [(shape, how) for shape in SHAPES for how in HOWS]
+    for case, ((m, n, k), how_c) in enumerate(cases):
+        how_a, how_b = HOWS[case % 7], HOWS[(case * 3 + 1) % 7]
+        a = matrices(memory_for(rng, precision, m, k), m, k)[how_a]()
+        b = matrices(memory_for(rng, precision, k, n), k, n)[how_b]()
+        alpha, beta = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.75))[case % 3]
+        memory = memory_for(rng, precision, m, n)
+        c = matrices(memory, m, n)[how_c]()
+        assert np.shares_memory(c, memory)
+        if beta == 0:
+            c[...] = np.nan
+        before = memory.copy()
+        want, size = reference.gemm(alpha, a, b, beta, c)
+        with registry.using(apart):
+            gemm(alpha, a, b, beta, c)
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+        for x in (memory, before):
+            matrices(x, m, n)[how_c]()[...] = 0
+        np.testing.assert_array_equal(memory, before, f"beside {how_c} memory has changed")
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_stacks_with_separate_memories(device, code, rng):
+    precision, apart = PRECISIONS[code], separate(device)
+    shape_a, shape_b = (4, 9, 13), (4, 13, 6)
+
+    def fill(shape):
+        x = rng.uniform(-1, 1, shape)
+        return (x + 1j * x[::-1]).astype(precision.dtype) if code == "c" else x.astype("f4")
+
+    stacks_a = {
+        "plain": fill(shape_a),
+        "turned": fill((4, 13, 9)).swapaxes(1, 2),
+        "one repeated": np.broadcast_to(fill((9, 13)), shape_a),
+        "padded": fill((4, 9, 20))[:, :, 3:16],
+        "interleaved": fill((9, 4, 13)).swapaxes(0, 1),
+        "interleaved, turned": fill((13, 4, 9)).transpose(1, 2, 0),
+        "backwards": fill(shape_a)[::-1],
+        "windows": sliding_window_view(fill(60), 13)[:36].reshape(4, 9, 13),
+    }
+    b = fill(shape_b)
+    stacks_c = {
+        "plain": lambda: fill((4, 9, 6)),
+        "turned": lambda: fill((4, 6, 9)).swapaxes(1, 2),
+        "interleaved": lambda: fill((9, 4, 6)).swapaxes(0, 1),
+        "interleaved, turned": lambda: fill((6, 4, 9)).transpose(1, 2, 0),
+        "backwards": lambda: fill((4, 9, 6))[::-1],
+    }
+    for name, beta, how in itertools.product(stacks_a, (0.0, -0.5), stacks_c):
+        a, c = stacks_a[name], stacks_c[how]()
+        if beta == 0:
+            c[...] = np.nan
+        want, size = reference.gemm(1.5, a, b, beta, c)
+        with registry.using(apart):
+            gemm(1.5, a, b, beta, c)
+        try:
+            reference.assert_within_bound(c, want, size, 13, precision.eps)
+        except AssertionError as error:
+            raise AssertionError(f"a {name}, beta {beta}, c {how}: {error}") from error

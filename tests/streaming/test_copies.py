@@ -5,22 +5,21 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
+from layouts import separate
 from numpy.lib.stride_tricks import as_strided
-from test_transfer import separate
 
 from clgemm.runtime import memory
-from clgemm.runtime.host_memory import parts
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.memory import DeviceMemory, rounded
 from clgemm.runtime.opencl import cl, load
-from clgemm.streaming import pages
-from clgemm.streaming.copies import Traffic
-from clgemm.streaming.copy_threads import Copiers, Copy
-from clgemm.streaming.staging import PIECE, Staging
-from clgemm.streaming.transfers import Move
+from clgemm.streaming import copy_threads
+from clgemm.streaming.copies import BlockCopy, Copies, chunks
+from clgemm.streaming.copy_threads import CopyThreads
+from clgemm.streaming.staging import BYTES, Staging
 
 MB = 1 << 20
 SECONDS = 20  # until something counts as hung
@@ -38,12 +37,12 @@ def pool(device):
 
 
 def test_buffers_are_used_again(pool):
-    with pool.lease([5000, 70000], MB) as first:
+    with pool.lease([5000, 70000], MB, idle) as first:
         assert [x.size >= size for x, size in zip(first, (5000, 70000), strict=True)] == [True] * 2
         used = pool.used
         assert used == sum(x.size for x in first)
     assert (pool.used, pool.idle) == (0, used)
-    with pool.lease([70001, 4990], MB) as second:
+    with pool.lease([70001, 4990], MB, idle) as second:
         assert {x.int_ptr for x in second} == {x.int_ptr for x in first}
         assert (pool.used, pool.idle, pool.peak) == (used, 0, used)
 
@@ -54,13 +53,13 @@ def test_sizes_are_rounded_a_little(size):
 
 
 def test_a_lease_keeps_to_the_limit_even_where_rounding_would_not(pool):
-    with pool.lease([70001, 70001], 140_003):
+    with pool.lease([70001, 70001], 140_003, idle):
         assert pool.peak <= 140_003
 
 
 def test_idle_buffers_make_room(pool):
     for size in (60_000, 90_000, 120_000, 90_000, 200_000):
-        with pool.lease([size], 200_000):
+        with pool.lease([size], 200_000, idle):
             assert pool.used + pool.idle <= 200_000
     assert pool.idle <= 200_000 // memory.IDLE_SHARE
     pool.trim()
@@ -72,7 +71,7 @@ def test_a_lease_waits_for_memory(pool):
     order, held, free = [], threading.Event(), threading.Event()
 
     def first():
-        with pool.lease([80_000], 100_000):
+        with pool.lease([80_000], 100_000, idle):
             held.set()
             free.wait(SECONDS)
             order.append("first ends")
@@ -81,7 +80,7 @@ def test_a_lease_waits_for_memory(pool):
     thread.start()
     assert held.wait(SECONDS)
     threading.Timer(0.1, free.set).start()
-    with pool.lease([30_000], 100_000):
+    with pool.lease([30_000], 100_000, idle):
         order.append("second begins")
     thread.join(SECONDS)
     assert order == ["first ends", "second begins"]
@@ -97,13 +96,13 @@ def test_what_is_refused_leaves_the_books_right(pool, monkeypatch):
         return real(size)
 
     monkeypatch.setattr(pool, "_allocate", allocate)
-    with pytest.raises(cl.Error), pool.lease([5000, 6000], MB):
+    with pytest.raises(cl.Error), pool.lease([5000, 6000], MB, idle):
         pytest.fail("there was no memory")
     assert pool.used == 0
 
 
 def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch):
-    with pool.lease([100_000], MB):
+    with pool.lease([100_000], MB, idle):
         pass
     assert pool.idle
     real = cl.Buffer
@@ -114,39 +113,44 @@ def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch)
         return real(context, flags, size)
 
     monkeypatch.setattr(load(), "Buffer", buffer)
-    with pool.lease([50_000], MB) as (x,):
+    with pool.lease([50_000], MB, idle) as (x,):
         assert x.size >= 50_000
 
 
 def test_staging_is_bounded(device, monkeypatch):
     monkeypatch.setenv("CLGEMM_STAGING_MB", "9")
-    pieces, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
-    taken = [pieces.take(queue) for _ in range(4)]
+    staging, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
+    taken = [staging.lease(queue) for _ in range(4)]
     assert [x is not None for x in taken] == [True, True, False, False]
-    assert pieces.count == 2
+    assert staging.count == 2
     for x in taken[:2]:
-        assert x.memory.nbytes == PIECE
+        assert x.memory.nbytes == BYTES
         x.memory[...] = 3
-        pieces.give(x)
-    assert pieces.take(queue) in taken
-    pieces.give(taken[0] if pieces._spare[0] is taken[1] else taken[1])
-    pieces.release()
-    assert pieces.count == 0
+        staging.release(x)
+    assert staging.lease(queue) in taken
+    staging.release(taken[0] if staging._spare[0] is taken[1] else taken[1])
+    staging.trim()
+    assert staging.count == 0
     monkeypatch.setenv("CLGEMM_STAGING_MB", "0")
-    assert pieces.take(queue) is None
+    assert staging.lease(queue) is None
 
 
 def test_staging_does_without_pinned_memory(device, monkeypatch):
     def buffer(*_):
         raise out_of_memory()
 
-    pieces, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
+    staging, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
     monkeypatch.setattr(load(), "Buffer", buffer)
-    piece = pieces.take(queue)
-    assert piece.memory.nbytes == PIECE
-    pieces.give(piece)
-    assert pieces.count == 0
-    assert not pieces._spare
+    piece = staging.lease(queue)
+    assert piece.memory.nbytes == BYTES
+    staging.release(piece)
+    assert staging.count == 0
+    assert not staging._spare
+
+
+def idle():
+    """Say that no command uses a lease any more."""
+    return True
 
 
 def until(true):
@@ -172,67 +176,70 @@ def test_an_idle_timer_runs_once_after_the_last_touch():
 
 
 @pytest.fixture
-def copiers(device, pool):
-    made = Copiers(device.context, pool, [])
+def threads(device):
+    apart = separate(device)
+    made = CopyThreads(apart)
     yield made
-    made.rest()
-    assert made._running == []
+    made.trim()
+    assert not apart.running
     assert made.staging.count == 0
 
 
-def test_all_is_given_back_when_no_call_comes(copiers, pool):
-    before = threading.active_count()
-    copiers._timer._seconds = 0.05
-    with copiers.in_use() as (up, down), pool.lease([4000], MB) as (buffer,):
-        traffic = Traffic(copiers, up, down)
-        for home in (False, True):
+def test_all_is_given_back_when_no_call_comes(device, threads):
+    before, pool = threading.active_count(), separate(device).memory
+    threads._timer._seconds = 0.05
+    with threads.in_use() as queues, pool.lease([4000], MB, idle) as (buffer,):
+        copies = Copies(threads, *queues)
+        for to_host in (False, True):
             x = np.ones((1, 10, 100), np.float32)
-            traffic.start(Move(buffer, [(0, x)], home=home))
-            until(lambda: traffic.turn() or not traffic._held)
-        assert copiers._threads == min(copiers._most, 2), "one for each part until all are there"
+            copies.start(BlockCopy(buffer, [(0, x)], to_host=to_host))
+            until(lambda: copies.advance() or not copies._leased)
+        assert threads._count == min(threads._most, 2), "one for each chunk until all are there"
         time.sleep(0.2)
-        assert copiers.staging.count, "not while a call is there"
-    until(lambda: not (copiers._threads or copiers.staging.count or pool.idle))
+        assert threads.staging.count, "not while a call is there"
+    until(lambda: not (threads._count or threads.staging.count or pool.idle))
     until(lambda: threading.active_count() <= before)
 
 
-def test_what_comes_first_is_copied_first(copiers):
-    gate, done, order = threading.Event(), threading.Event(), []
-    copiers._most = 1
-    x = np.zeros(3)
+def gate_to(threads):
+    """Keep the only thread busy until the event is set that is returned."""
+    threads._most, gate = 1, threading.Event()
+    threads.submit(lambda: gate.wait(SECONDS))
+    until(lambda: not threads._jobs)
+    return gate
 
-    def copy(name):
-        return Copy(x, x, lambda: True, lambda _: (order.append(name), order[3:] and done.set()))
 
-    copiers.post(Copy(x, x, lambda: gate.wait(SECONDS), lambda _: order.append("gate")))
-    until(lambda: not copiers._waiting)
+def test_what_comes_first_is_copied_first(threads):
+    gate, done, order = gate_to(threads), threading.Event(), []
+    threads.submit_idle(lambda: order.append("pages"))
+    threads.submit_idle(done.set)
     for name, first in (("out", False), ("out too", False), ("home", True)):
-        copiers.post(copy(name), first=first)
+        threads.submit(partial(order.append, name), first=first)
     gate.set()
     assert done.wait(SECONDS)
-    assert order == ["gate", "home", "out", "out too"]
+    assert order == ["home", "out", "out too", "pages"]
 
 
-def test_a_copy_that_fails_fails_the_call(copiers, pool):
-    with copiers.in_use() as queues, pool.lease([4000], MB) as (buffer,):
-        traffic = Traffic(copiers, *queues)
+def test_a_copy_that_fails_fails_the_call(device, threads):
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+        copies = Copies(threads, *queues)
         x = np.ones((1, 4, 5), np.float32)
         x.flags.writeable = False
-        traffic.start(Move(buffer, [(0, x)], home=True))
+        copies.start(BlockCopy(buffer, [(0, x)], to_host=True))
         with pytest.raises(ValueError, match="read-only"):
-            until(traffic.turn)
-        traffic.abandon()
-        traffic.close()
-    assert len(copiers.staging._spare) == copiers.staging.count
+            until(copies.advance)
+        assert copies.abandon()
+        copies.close(is_idle=True)
+    assert len(threads.staging._spare) == threads.staging.count
 
 
 @pytest.mark.parametrize("most", [1, 16, 100, 1000, 10**6])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (1, 40, 3), (50, 2, 2), (2, 1, 300)])
-def test_parts_are_dense_in_order_and_small(shape, most):
+def test_chunks_are_dense_in_order_and_small(shape, most):
     memory_ = np.arange(2 * np.prod(shape), dtype=np.float64)
     x = as_strided(memory_, shape, (16 * shape[1] * shape[2], 16 * shape[2], 16))
     most = max(most, 8)
-    found = list(parts(x, most))
+    found = list(chunks(x, most))
     assert all(part.nbytes <= most for _, part in found)
     offsets = np.cumsum([0, *(part.nbytes for _, part in found)])
     assert [offset for offset, _ in found] == offsets[:-1].tolist()
@@ -241,43 +248,19 @@ def test_parts_are_dense_in_order_and_small(shape, most):
     assert len(found) <= 2 * -(-x.nbytes // most) + shape[0] * (shape[1] + 1) * (most < 100)
 
 
-def test_a_session_counts_what_its_calls_hold(device):
-    assert separate(device).copiers._running is separate(device).running
-
-
-def test_jobs_wait_until_there_is_nothing_to_copy(device, monkeypatch):
-    copiers = Copiers(device.context, DeviceMemory(device.context, MB), [])
-    monkeypatch.setattr(copiers, "_most", 1)
-    busy, done, order = threading.Event(), threading.Event(), []
-
-    def copy(name, is_wanted=lambda: True):
-        x = np.zeros(1)
-        copiers.post(Copy(x, x, is_wanted, lambda _error: order.append(name)))
-
-    copy("first", lambda: busy.wait(SECONDS))
-    copiers.post_later(lambda: order.append("job"))
-    copiers.post_later(done.set)
-    copy("second")
-    copy("third")
-    busy.set()
-    assert done.wait(SECONDS)
-    assert order == ["first", "second", "third", "job"]
-    copiers.rest()
-
-
 @pytest.mark.parametrize("offset", [0, 100, 5000])
 def test_pages_are_taken_once_and_keep_what_they_hold(offset):
     resource = pytest.importorskip("resource", reason="another system counts page faults otherwise")
-    x = np.empty(4 * pages.CHUNK, np.uint8)[offset:]
+    x = np.empty(4 * copy_threads.PAGES_BYTES, np.uint8)[offset:]
     x[:10] = 7
-    found = list(pages.chunks(x))
+    found = list(copy_threads.page_ranges(x))
     first, last = x.ctypes.data, x.ctypes.data + x.nbytes
-    assert found[0][0] <= first < found[0][0] + pages.PAGE
+    assert found[0][0] <= first < found[0][0] + copy_threads.PAGE
     assert found[-1][0] + found[-1][1] == last
     for (start, size), (after, _) in itertools.pairwise(found):
         assert start + size == after
-        assert after % pages.CHUNK == 0
-    if not all(pages.take(*chunk) for chunk in found):
+        assert after % copy_threads.PAGES_BYTES == 0
+    if not all(copy_threads.populate(*chunk) for chunk in found):
         pytest.skip("this system takes no pages in advance")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     assert np.array_equal(x[:10], np.full(10, 7, np.uint8))
@@ -286,4 +269,4 @@ def test_pages_are_taken_once_and_keep_what_they_hold(offset):
 
 
 def test_memory_that_is_not_there_cannot_be_taken():
-    assert not pages.take(pages.PAGE, pages.PAGE)
+    assert not copy_threads.populate(copy_threads.PAGE, copy_threads.PAGE)

@@ -1,4 +1,4 @@
-"""Cuts of a problem: every product once and in order, within the memory given, with few copies."""
+"""Blocks of a problem: each product once and in order, within the memory, with few copies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from clgemm.problem import PRECISIONS, Gemm
-from clgemm.streaming import planning
-from clgemm.streaming.schedule import OPERANDS, SLOTS, Cut, Schedule
+from clgemm.streaming.schedule import OPERANDS, SLOTS, Blocking, Schedule, plan
 
 MB = 1 << 20
 
@@ -50,16 +49,16 @@ def covered(schedule):
     """Count how often each (matrix, row, column, p) is multiplied."""
     g = schedule.problem
     count = np.zeros((g.batch, g.m, g.n), int)
-    for step in schedule.steps:
-        assert step.a.rows == step.c.rows
-        assert step.b.columns == step.c.columns
-        assert step.a.columns == step.b.rows
-        where = tuple(slice(*x) for x in (step.c.batch, step.c.rows, step.c.columns))
-        begun = count[where] == step.a.columns.start
+    for product in schedule.products:
+        assert product.a.rows == product.c.rows
+        assert product.b.columns == product.c.columns
+        assert product.a.columns == product.b.rows
+        where = tuple(slice(*x) for x in (product.c.batch, product.c.rows, product.c.columns))
+        begun = count[where] == product.a.columns.start
         assert begun.all(), "the parts of a sum come in order"
-        assert step.begins == (step.a.columns.start == 0)
-        count[where] += step.a.columns.size
-        assert step.ends == bool((count[where] == g.k).all())
+        assert product.is_first == (product.a.columns.start == 0)
+        count[where] += product.a.columns.size
+        assert product.is_last == bool((count[where] == g.k).all())
     return count
 
 
@@ -68,7 +67,7 @@ def covered(schedule):
 def test_every_product_is_done_once_within_the_memory(name, room):
     g = PROBLEMS[name]
     largest = room // 2
-    schedule = planning.plan(g, room, largest, scratch)
+    schedule = plan(g, room, largest, scratch)
     smallest = 3 * PRECISIONS[g.precision].itemsize * 16 * 16
     if schedule is None:
         assert room < 4 * smallest
@@ -80,60 +79,65 @@ def test_every_product_is_done_once_within_the_memory(name, room):
     assert max(*sizes, needed) <= largest
 
 
-@pytest.mark.parametrize("cut", [
-    Cut(1, 256, 700, 700), Cut(1, 700, 256, 700), Cut(1, 256, 300, 700), Cut(1, 256, 300, 80),
-    Cut(1, 700, 300, 80), Cut(1, 256, 700, 80), Cut(1, 700, 700, 80), Cut(1, 700, 700, 700),
-    Cut(1, 256, 200, 700, stays=True), Cut(1, 100, 300, 700, stays=True),
+@pytest.mark.parametrize("blocking", [
+    Blocking(1, *sizes) for sizes in (
+        (256, 700, 700), (700, 256, 700), (256, 300, 700), (256, 300, 80), (700, 300, 80),
+        (256, 700, 80), (700, 700, 80), (700, 700, 700),
+    )
+] + [
+    Blocking(1, 256, 200, 700, is_resident=True), Blocking(1, 100, 300, 700, is_resident=True),
 ])  # fmt: skip
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize("slots", [1, 2, SLOTS])
 @pytest.mark.parametrize("repeats", ["", "a"])
-def test_loads_are_as_counted_and_slots_change_hands(cut, by_columns, slots, repeats):
+def test_loads_are_as_counted_and_slots_change_hands(blocking, by_columns, slots, repeats):
     g = gemm(700, 700, 700, batch=2 if repeats else 1, repeats=repeats)
-    schedule = Schedule(g, cut._replace(by_columns=by_columns), slots)
+    schedule = Schedule(g, blocking._replace(by_columns=by_columns), slots)
     for name in OPERANDS:
         loads = schedule.loads[name]
         assert len(loads) == schedule.visits[name]
         assert max(load.slot for load in loads) == schedule.slots_of(name) - 1
-        assert max(load.tile.size for load in loads) == schedule.sizes[name]
+        assert max(load.block.size for load in loads) == schedule.sizes[name]
         for load, after in itertools.pairwise(loads):
-            assert load.tile != after.tile
-            assert load.last + 1 == after.first or (cut.stays and load.first < after.first)
+            assert load.block != after.block
+            assert load.last + 1 == after.first or (
+                blocking.is_resident and load.first < after.first
+            )
         for load in loads[schedule.slots_of(name) :]:
             assert loads[load.before].slot == load.slot
             assert all(x.slot != load.slot for x in loads[load.before + 1 : loads.index(load)])
-        for number, step in enumerate(schedule.steps):
-            assert loads[schedule.uses[number][name]].tile == getattr(step, name)
+        for number, product in enumerate(schedule.products):
+            assert loads[schedule.uses[number][name]].block == getattr(product, name)
 
 
 def test_what_fits_goes_to_the_device_once():
     for name, g in PROBLEMS.items():
-        schedule = planning.plan(g, 1 << 30, 1 << 29, scratch)
-        moved = sum(load.tile.size for name in OPERANDS for load in schedule.loads[name])
+        schedule = plan(g, 1 << 30, 1 << 29, scratch)
+        moved = sum(load.block.size for name in OPERANDS for load in schedule.loads[name])
         assert moved * PRECISIONS[g.precision].itemsize == g.operand_bytes, name
 
 
-def test_large_problems_that_fit_are_cut_into_blocks():
+def test_large_problems_that_fit_are_divided_into_blocks():
     """So that copies in both directions overlap with kernels."""
-    square = planning.plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
-    assert square.cut.stays
-    assert 9 <= len(square.steps) <= 36
-    tall = planning.plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
-    assert tall.cut.n == tall.cut.k == 500
-    assert len(tall.steps) > 1
-    assert len(planning.plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).steps) == 1
-    stack = planning.plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
-    assert 3 <= len(stack.steps) <= 30
+    square = plan(gemm(8192, 8192, 8192), 1 << 36, 1 << 34, scratch)
+    assert square.blocking.is_resident
+    assert 9 <= len(square.products) <= 36
+    tall = plan(gemm(100000, 500, 500), 1 << 36, 1 << 34, scratch)
+    assert tall.blocking.n == tall.blocking.k == 500
+    assert len(tall.products) > 1
+    assert len(plan(gemm(200, 200, 200), 1 << 36, 1 << 34, scratch).products) == 1
+    stack = plan(gemm(512, 512, 512, batch=200), 1 << 36, 1 << 34, scratch)
+    assert 3 <= len(stack.products) <= 30
 
 
 def test_what_is_there_is_multiplied_before_more_is_needed():
     """So that the first results leave early: half of A and of B give a quarter of C."""
-    schedule = Schedule(gemm(1024, 1536, 100), Cut(1, 256, 256, 100, stays=True))
+    schedule = Schedule(gemm(1024, 1536, 100), Blocking(1, 256, 256, 100, is_resident=True))
     assert (covered(schedule) == 100).all()
     rows, columns = set(), set()
-    for number, step in enumerate(schedule.steps):
-        rows.add(step.a.rows)
-        columns.add(step.b.columns)
+    for number, product in enumerate(schedule.products):
+        rows.add(product.a.rows)
+        columns.add(product.b.columns)
         assert len(rows) * len(columns) - number <= max(len(rows), len(columns))
         assert abs(len(rows) / 4 - len(columns) / 6) <= 1 / 4
 
@@ -141,19 +145,19 @@ def test_what_is_there_is_multiplied_before_more_is_needed():
 def test_what_does_not_fit_is_read_again_as_rarely_as_can_be():
     """Forty thousand squared in 2 GB: each operand is longer than three times the memory."""
     g = gemm(40_000, 40_000, 40_000)
-    schedule = planning.plan(g, 2000 * MB, 2000 * MB, lambda g: 2 * scratch(g))
+    schedule = plan(g, 2000 * MB, 2000 * MB, lambda g: 2 * scratch(g))
     moved = sum(schedule.sizes[name] * schedule.visits[name] for name in "ab") * 4
     assert moved < 5 * (2 * g.m * g.k * 4)
-    assert len(schedule.gemms) <= 16
+    assert len(set(schedule.gemms)) <= 16
 
 
-def test_steps_are_described_without_gaps():
+def test_products_are_described_without_gaps():
     g = gemm(700, 500, 300, "d", reads_c=False, trans="a")._replace(
         lda=999, offset_b=7, conj_b=True
     )
-    schedule = Schedule(g, Cut(1, 256, 500, 200))
-    assert [x.reads_c for x in map(schedule.gemm, schedule.steps[:2])] == [False, True]
-    first, rest = schedule.gemm(schedule.steps[0]), schedule.gemm(schedule.steps[-1])
+    schedule = Schedule(g, Blocking(1, 256, 500, 200))
+    assert [x.reads_c for x in schedule.gemms[:2]] == [False, True]
+    first, rest = schedule.gemms[0], schedule.gemms[-1]
     assert (first.m, first.n, first.k, first.lda, first.ldb, first.ldc) == (
         256, 500, 200, 200, 200, 256,
     )  # fmt: skip

@@ -33,7 +33,7 @@ from clgemm.kernels.nv_split.layout import (
 )
 from clgemm.kernels.nv_split.parts import parts_of
 from clgemm.problem import PRECISIONS, Gemm, describe
-from clgemm.runtime import opencl
+from clgemm.runtime import host_memory, opencl
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
 FAMILY = NvSplit()

@@ -20,9 +20,9 @@ from clgemm.kernels.nv_split import family as nv_split
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.layout import TIMES, Tile
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import opencl
+from clgemm.runtime import host_memory, opencl
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
-from clgemm.runtime.scratch import QueueWorkspace
+from clgemm.runtime.queues import QueueState
 from clgemm.tuning.measure.verify import run_once
 
 pytestmark = pytest.mark.device
@@ -349,18 +349,19 @@ def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
         c = np.zeros((shape[1], shape[0]), a.dtype).T
         problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
         plan = BY_NAME[config.family].plan(device.traits, problem, config)
-        runner, workspace = KernelRunner(device, problem, plan), QueueWorkspace(device.context)
-        scratch = workspace.scratch(plan.scratch_bytes)
+        flags = cl.mem_flags.READ_WRITE
+        scratch = cl.Buffer(device.context, flags, plan.scratch_bytes)
+        runner = KernelRunner(device, problem, plan)
+        state = QueueState(device.context, device.queue, scratch)
         places = [host_memory.place(device, x) for x in (a, b, c)]
         values = (1.0, 0.0, *places, NO_OFFSETS)
-        flags = cl.mem_flags.READ_WRITE
         first = cl.Buffer(device.context, flags, c.nbytes)
         count = np.zeros(1, np.uint32)
         counter = cl.Buffer(device.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
         for i in range(RUNS):  # one after the other, and the host waits for none
             if i % 100 == 0:
                 cl.enqueue_fill_buffer(device.queue, scratch, NAN, 0, plan.scratch_bytes)
-            runner.enqueue(values, device.queue, [], workspace)
+            runner.enqueue(values, state, [])
             if i == 0:
                 cl.enqueue_copy(device.queue, first, places[2], byte_count=c.nbytes)
             differ.set_args(places[2], first, counter)

@@ -402,9 +402,9 @@ import numpy as np
 import clgemm
 a = np.random.default_rng(1).uniform(-1, 1, (90, 90)).astype(np.float32)
 assert abs(clgemm.sgemm(1.0, a, a) - a @ a).max() < 1e-4
-from clgemm.runtime import device as device
+from clgemm.runtime import registry
 assert os.environ.get("PYOPENCL_NO_CACHE") == before
-print(device.current().traits.platform)
+print(registry.current().traits.platform)
 """
 
 
@@ -441,7 +441,7 @@ def test_a_cache_that_turns_out_unusable_is_turned_off(device, monkeypatch):
     """The program imported pyopencl with caches that fail when the first kernel is made."""
     module = opencl.load()
     monkeypatch.setattr(module, "_PYOPENCL_NO_CACHE", False)
-    calls, real = [], opencl._typed_kernel
+    calls, real = [], module.Kernel
 
     def first_time_full(*arguments):
         calls.append(module._PYOPENCL_NO_CACHE)
@@ -449,6 +449,6 @@ def test_a_cache_that_turns_out_unusable_is_turned_off(device, monkeypatch):
             raise OSError(28, "No space left on device")
         return real(*arguments)
 
-    monkeypatch.setattr(opencl, "_typed_kernel", first_time_full)
+    monkeypatch.setattr(module, "Kernel", first_time_full)
     assert devices.works(device_of(device)) == ""
     assert calls == [False, True]

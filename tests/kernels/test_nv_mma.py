@@ -127,7 +127,7 @@ __kernel void places(__global int *out)
 
 
 def places(device, tile):
-    """Run the functions of nv_mma/mma.cl for each work-item: slot places of X and Y, and of results."""
+    """Run nv_mma/mma.cl's functions for each work-item: slot places of X, Y and results."""
     spec = (
         FAMILY.plan(HOPPER, square(4096), FAMILY.default(HOPPER, PRECISIONS["s"])).steps[0].kernel
     )

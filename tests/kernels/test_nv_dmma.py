@@ -469,7 +469,7 @@ def test_parts_are_added_up(device, code, rng):
     places = [host_memory.place(device, x) for x in (c, c, c)]
     with device.lock:
         write_scratch(device, room)
-        KernelRunner(device, problem, Plan((reduce,), plan.scratch_bytes)).execute(
+        KernelRunner(device, g, Plan((reduce,), plan.scratch_bytes)).execute(
             (1.5, 0.5, *places, NO_OFFSETS)
         )
     host_memory.fetch(device, places[2], c)

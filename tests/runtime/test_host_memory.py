@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import reference
+from layouts import separate
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from clgemm.dispatch import engine
 from clgemm.problem import PRECISIONS, address_of, layout_of
-from clgemm.runtime import opencl, registry, transfer
+from clgemm.runtime import host_memory, opencl, registry
 from clgemm.runtime.opencl import cl
-from clgemm.tuning.measure.verify import random_matrix
 
 ROOM = (9, 8, 7)
 
@@ -86,135 +84,26 @@ def contents(device, buffer, dtype):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("code", "sz")
-def test_upload(device, code, name):
+def test_what_is_placed_has_no_gaps(device, code, name):
     dtype = PRECISIONS[code].dtype
     memory = room(dtype)
     x = LAYOUTS[name][0](memory)
     x.flags.writeable = False
     assert layout_of(x) is not None, "the case is one that the driver does not copy"
-    want = in_column_order(x)
-    assert transfer.dense_bytes(x) == want.nbytes
-    np.testing.assert_array_equal(contents(device, transfer.upload(device, x), dtype), want)
+    want, apart = in_column_order(x), separate(device)
+    np.testing.assert_array_equal(contents(apart, host_memory.place(apart, x), dtype), want)
     np.testing.assert_array_equal(memory, room(dtype))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, free) in LAYOUTS.items() if free])
-def test_download_touches_the_elements_only(device, name):
+def test_what_is_fetched_touches_the_elements_only(device, name):
     dtype = np.dtype(np.float32)
     memory, want = room(dtype), room(dtype)
     x, y = LAYOUTS[name][0](memory), LAYOUTS[name][0](want)
     y *= -1
-    buffer = transfer.upload(device, y)
-    transfer.download(device, buffer, x)
-    np.testing.assert_array_equal(memory, want)
-
-
-def test_place_copies_only_what_is_read(device, monkeypatch):
     apart = separate(device)
-    x = room(np.float32)[0, :, :5]
-    monkeypatch.setattr(transfer, "upload", None)
-    assert host_memory.place(apart, x, read=False).size == x.size * 4
-    with pytest.raises(TypeError):
-        host_memory.place(apart, x, read=True)
-
-
-_SEPARATE = {}
-
-
-def separate(device):
-    """Return the same device with a memory of its own, as far as clgemm is told."""
-    if device not in _SEPARATE:
-        found = next(f for f in registry.devices.find() if f.traits == device.traits)
-        traits = replace(device.traits, unified_memory=False, system_svm=False)
-        _SEPARATE[device] = registry.Device(found._replace(traits=traits), "a test")
-    return _SEPARATE[device]
-
-
-def matrices(flat, rows, columns):
-    """Cut views of rows x columns out of a block of memory, as users' matrices lie in theirs."""
-    wide = flat.reshape(2 * columns + 1, 2 * rows + 3).T
-    long = flat.reshape(2 * rows + 3, 2 * columns + 1)
-    return {
-        "column-major": lambda: flat[: rows * columns].reshape(columns, rows).T,
-        "row-major": lambda: flat[: rows * columns].reshape(rows, columns),
-        "column-major, padded": lambda: wide[1 : rows + 1, :columns],
-        "row-major, padded": lambda: long[:rows, 1 : columns + 1],
-        "every other column": lambda: wide[:rows, : 2 * columns : 2],
-        "backwards": lambda: wide[rows - 1 :: -1, :columns],
-        "two steps": lambda: wide[: 2 * rows : 2, : 2 * columns : 2],
-    }
-
-
-HOWS = tuple(matrices(np.empty(15), 1, 1))
-SHAPES = ((5, 3, 4), (1, 7, 9), (7, 1, 9), (33, 40, 1), (70, 65, 31))
-
-
-def memory_for(rng, precision, rows, columns):
-    return random_matrix(rng, precision, 2 * rows + 3, 2 * columns + 1).ravel("F")
-
-
-@pytest.mark.parametrize("code", "sdcz")
-def test_gemm_with_separate_memories(device, code, rng):
-    precision, apart = PRECISIONS[code], separate(device)
-    cases = [(shape, how) for shape in SHAPES for how in HOWS]
-    for case, ((m, n, k), how_c) in enumerate(cases):
-        how_a, how_b = HOWS[case % 7], HOWS[(case * 3 + 1) % 7]
-        a = matrices(memory_for(rng, precision, m, k), m, k)[how_a]()
-        b = matrices(memory_for(rng, precision, k, n), k, n)[how_b]()
-        alpha, beta = ((1.0, 0.0), (-0.5, 1.0), (2.0, 0.75))[case % 3]
-        memory = memory_for(rng, precision, m, n)
-        c = matrices(memory, m, n)[how_c]()
-        assert np.shares_memory(c, memory)
-        if beta == 0:
-            c[...] = np.nan
-        before = memory.copy()
-        want, size = reference.gemm(alpha, a, b, beta, c)
-        with registry.using(apart):
-            engine.gemm(alpha, a, b, beta, c)
-        reference.assert_within_bound(c, want, size, k, precision.eps)
-        for x in (memory, before):
-            matrices(x, m, n)[how_c]()[...] = 0
-        np.testing.assert_array_equal(memory, before, f"beside {how_c} memory has changed")
-
-
-@pytest.mark.parametrize("code", "sc")
-def test_stacks_with_separate_memories(device, code, rng):
-    precision, apart = PRECISIONS[code], separate(device)
-    shape_a, shape_b = (4, 9, 13), (4, 13, 6)
-
-    def fill(shape):
-        x = rng.uniform(-1, 1, shape)
-        return (x + 1j * x[::-1]).astype(precision.dtype) if code == "c" else x.astype("f4")
-
-    stacks_a = {
-        "plain": fill(shape_a),
-        "turned": fill((4, 13, 9)).swapaxes(1, 2),
-        "one repeated": np.broadcast_to(fill((9, 13)), shape_a),
-        "padded": fill((4, 9, 20))[:, :, 3:16],
-        "interleaved": fill((9, 4, 13)).swapaxes(0, 1),
-        "interleaved, turned": fill((13, 4, 9)).transpose(1, 2, 0),
-        "backwards": fill(shape_a)[::-1],
-        "windows": sliding_window_view(fill(60), 13)[:36].reshape(4, 9, 13),
-    }
-    b = fill(shape_b)
-    stacks_c = {
-        "plain": lambda: fill((4, 9, 6)),
-        "turned": lambda: fill((4, 6, 9)).swapaxes(1, 2),
-        "interleaved": lambda: fill((9, 4, 6)).swapaxes(0, 1),
-        "interleaved, turned": lambda: fill((6, 4, 9)).transpose(1, 2, 0),
-        "backwards": lambda: fill((4, 9, 6))[::-1],
-    }
-    for name, beta, how in itertools.product(stacks_a, (0.0, -0.5), stacks_c):
-        a, c = stacks_a[name], stacks_c[how]()
-        if beta == 0:
-            c[...] = np.nan
-        want, size = reference.gemm(1.5, a, b, beta, c)
-        with registry.using(apart):
-            engine.gemm(1.5, a, b, beta, c)
-        try:
-            reference.assert_within_bound(c, want, size, 13, precision.eps)
-        except AssertionError as error:
-            raise AssertionError(f"a {name}, beta {beta}, c {how}: {error}") from error
+    host_memory.fetch(apart, host_memory.place(apart, y), x)
+    np.testing.assert_array_equal(memory, want)
 
 
 WHERE = """
