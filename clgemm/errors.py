@@ -6,8 +6,9 @@ Every message says what was wrong, where, and what to do about it.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import TYPE_CHECKING, Any, cast
+
+from clgemm.lazy_imports import lazy_import
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -54,7 +55,7 @@ def scipy_error(blas: Any = None) -> type[Exception]:
     blas : module, optional
         `scipy.linalg.blas`, imported if it is not given.
     """
-    generated = getattr(blas or importlib.import_module("scipy.linalg.blas"), "_fblas", None)
+    generated = getattr(blas or lazy_import("scipy.linalg.blas"), "_fblas", None)
     found: Any = getattr(generated, "__fblas_error", None) or getattr(generated, "error", None)
     return cast("type[Exception]", found or Exception)
 

@@ -44,8 +44,6 @@ class DeviceTraits:
     """Kernels may follow any host pointer (fine-grain system shared virtual memory)."""
     clang_builtins: bool
     """The compiler is clang and lowers its builtins (``__builtin_prefetch``)."""
-    fork_safe: bool
-    """A forked child may use the device with a context of its own."""
     caches_programs: bool
     """The driver keeps compiled programs on disk itself."""
     compute_capability: tuple[int, int] | None = None

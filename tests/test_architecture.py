@@ -21,6 +21,7 @@ ROOT = PACKAGE.parent
 FUNCTION_LINES = 45
 
 LAYERS = (
+    "lazy_imports",
     "problem traits errors settings _version",
     "kernels",
     "runtime",
@@ -66,7 +67,7 @@ def imported_names(node, module):
         return [f"{base}.{alias.name}" for alias in node.names]
     if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
         called = getattr(node.func, "id", getattr(node.func, "attr", None))
-        if called in {"import_module", "__import__"}:
+        if called in {"import_module", "__import__", "lazy_import"}:
             return [str(node.args[0].value)]
     return []
 
@@ -197,6 +198,7 @@ def test_no_module_imports_itself_by_way_of_others():
         ("blas", "from clgemm.tuning import tuner", "no Config"),
         ("host.blas", "from clgemm.runtime.opencl import cl", "only what moves data"),
         ("blas", "import importlib\nimportlib.import_module('pyopencl')", "knows pyopencl"),
+        ("blas", "lazy_import('pyopencl')", "knows pyopencl"),
     ],
 )
 def test_a_violation_is_noticed(module, text, complaint, tmp_path):

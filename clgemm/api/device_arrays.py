@@ -27,7 +27,7 @@ from clgemm.problem import (
     describe,
     layout_of,
 )
-from clgemm.runtime import opencl, registry
+from clgemm.runtime import forks, opencl, registry
 from clgemm.runtime.opencl_errors import translated, translated_errors
 
 if TYPE_CHECKING:
@@ -99,10 +99,7 @@ def to_device(x: Any) -> Any:
     """
     device = registry.current()
     if device is None:
-        raise DeviceError(
-            "to_device: no device is usable in this forked child; start it with "
-            'multiprocessing.set_start_method("spawn")'
-        )
+        raise DeviceError(f"to_device: {forks.WHY_NOT}")
     _, state = registry.of_queue(device.queue)
     host = np.asarray(x)
     return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)

@@ -10,7 +10,6 @@ that this very call needs are searched for.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import logging
 import os
 import time
@@ -37,7 +36,7 @@ from clgemm.problem import (
     is_same_memory,
     layout_of,
 )
-from clgemm.runtime import registry
+from clgemm.runtime import forks, registry
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.streaming.copy_threads import CopyThreads
@@ -264,7 +263,6 @@ def _empty_like(x: NDArray[Any]) -> NDArray[Any]:
 
 
 _engines: dict[Device, Engine] = {}
-_inherited: list[Engine] = []
 _begun = time.monotonic()
 
 
@@ -345,8 +343,7 @@ def explain(call: Call) -> Explanation:
 
 
 def _on_host(call: Call, modes: Modes) -> Explanation:
-    host_only = "the driver did not survive the fork"
-    why = "CLGEMM_ROUTE=host" if modes.route == HOST else host_only
+    why = "CLGEMM_ROUTE=host" if modes.route == HOST else forks.WHY_NOT
     c = call.c.swapaxes(-1, -2) if call.transposed else call.c
     k = call.a.shape[-1]
     return unmeasured(BY_DTYPE[c.dtype], k, c.shape, why)
@@ -365,10 +362,8 @@ def _forget(device: Device) -> None:
 
 
 def _after_fork_in_child() -> None:
-    # Like the device's own, what decisions hold of it must not be released: see `registry`.
     for engine in _engines.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
-        _inherited.append(engine)
+        forks.keep_for_ever(engine)
     _engines.clear()
 
 

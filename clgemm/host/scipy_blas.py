@@ -7,12 +7,12 @@ device is there; such a product needs none of it.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.lazy_imports import lazy_import
 from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _NAME = "scipy.linalg.blas"
 @functools.cache
 def module() -> ModuleType:
     """Return `scipy.linalg.blas`; threads that ask for it at once wait for one import."""
-    return importlib.import_module(_NAME)
+    return lazy_import(_NAME)
 
 
 def package() -> ModuleType:
     """Return `scipy` itself, which is soon imported."""
-    return importlib.import_module("scipy")
+    return lazy_import("scipy")
 
 
 def is_loaded() -> bool:
@@ -46,7 +46,7 @@ def gemm(code: str) -> Any:
 @functools.cache
 def get_blas_funcs() -> Any:
     """Return SciPy's own `get_blas_funcs`, likewise."""
-    return _own("get_blas_funcs", module(), importlib.import_module("scipy.linalg"))
+    return _own("get_blas_funcs", module(), lazy_import("scipy.linalg"))
 
 
 @functools.cache

@@ -4,6 +4,6 @@
 `device` is one in use, and `registry` keeps those.  `programs` builds kernels, `binaries` and
 `private_files` keep them on disk; `kernel_runner` launches a plan of them.  `queues`, `scratch`,
 `memory` and `host_memory` are the memory that they work on, given back when `idle`.  `interrupt` is
-how to wait, `opencl_errors` what errors mean; `runner` is what everything that computes calls has
-in common; `opencl` is the only place that imports pyopencl.
+how to wait, `forks` what becomes of a forked child, `opencl_errors` what errors mean; `runner` is
+what everything that computes calls has in common; `opencl` is the only place that imports pyopencl.
 """

@@ -44,18 +44,13 @@ POCL = "Portable Computing Language"
 QUIRKS = (
     Quirk(
         POCL,
-        "PoCL is clang; a kernel launched in a forked child never starts, even in a new context",
-        (("clang_builtins", True), ("fork_safe", False), ("caches_programs", True)),
+        "PoCL is clang and keeps what it compiled",
+        (("clang_builtins", True), ("caches_programs", True)),
     ),
-    Quirk(
-        "Intel(R) OpenCL",
-        "Intel's runtime is clang and starts its threads anew in a forked child",
-        (("clang_builtins", True), ("fork_safe", True)),
-    ),
+    Quirk("Intel(R) OpenCL", "Intel's runtime is clang", (("clang_builtins", True),)),
     Quirk("NVIDIA CUDA", "keeps what it compiled in ~/.nv", (("caches_programs", True),)),
     Quirk("Oclgrind", "interprets LLVM IR, without clang's target builtins",
-          (("kind", "cpu"), ("fork_safe", True), ("unified_memory", True),
-           ("caches_programs", True))),
+          (("kind", "cpu"), ("unified_memory", True), ("caches_programs", True))),
 )  # fmt: skip
 
 PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
@@ -100,7 +95,6 @@ def read_traits(device: cl.Device) -> DeviceTraits:
         unified_memory=kind == "cpu",
         system_svm=_has_system_svm(device),
         clang_builtins=False,
-        fork_safe=False,
         caches_programs=False,
         compute_capability=capability,
         clock_mhz=device.max_clock_frequency,

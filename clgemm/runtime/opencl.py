@@ -9,12 +9,13 @@ pyopencl first: programs are built without a cache, and arguments set without ge
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
+
+from clgemm.lazy_imports import lazy_import
 
 __all__ = [
     "argument_setters",
@@ -28,9 +29,11 @@ __all__ = [
     "new_array",
     "to_binary",
     "tools",
+    "was_used",
 ]
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
+_used = False
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,22 +52,32 @@ else:
 
 def load() -> Any:
     """Import pyopencl (once) and return the module."""
+    global _used  # noqa: PLW0603 - of the process: see `was_used`
+    _used = True  # before the import: a fork may fall into it
     module = sys.modules.get("pyopencl")
     if module is not None and hasattr(module, "get_platforms"):
         return module
     before = os.environ.get(_NO_CACHE)
     os.environ.setdefault(_NO_CACHE, "1")
     try:
-        return importlib.import_module("pyopencl")
+        return lazy_import("pyopencl")
     finally:
         if before is None:
             os.environ.pop(_NO_CACHE, None)  # another thread may have been faster
 
 
+def was_used() -> bool:
+    """Tell whether clgemm has used a driver here, or before this process was forked.
+
+    Whatever it asks of one, it asks through this module.
+    """
+    return _used
+
+
 def tools() -> Any:
     """Return the module pyopencl.tools."""
     load()
-    return importlib.import_module("pyopencl.tools")
+    return lazy_import("pyopencl.tools")
 
 
 def arrays() -> Any:
@@ -72,7 +85,7 @@ def arrays() -> Any:
     module = sys.modules.get("pyopencl.array")
     if module is None:
         load()
-        module = importlib.import_module("pyopencl.array")
+        module = lazy_import("pyopencl.array")
     return module
 
 

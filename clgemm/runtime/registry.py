@@ -1,14 +1,12 @@
 """The devices in use: the one that calls run on, those beside it, and those of the caller's queues.
 
-A forked child inherits handles that no longer work.  It forgets them without releasing them, and
-opens a device of its own where the driver allows it: never if another thread was inside the driver
-at the fork, since a lock it held there is held for ever in the child.
+A forked child of a process that has used a driver uses none; see `forks`.  It forgets the handles
+that it inherited without releasing them.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import threading
 import time
@@ -16,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clgemm.errors import DeviceError
-from clgemm.runtime import choice, devices
+from clgemm.runtime import choice, devices, forks
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.device import Device
 from clgemm.runtime.idle import IdleTimer
@@ -39,9 +37,6 @@ _states: dict[int, tuple[Device, QueueState]] = {}
 _current: Device | None = None
 _chosen: Device | None = None
 _others: tuple[Device, ...] = ()
-_inherited: list[Device] = []
-_host_only = False
-"""Whether this is a forked child that must leave its parent's drivers alone."""
 forgetting: list[Callable[[Device], None]] = []
 """Called with each device whose context the caller dropped: what else is kept for it must go."""
 
@@ -52,7 +47,7 @@ def current() -> Device | None:
     Returns
     -------
     Device or None
-        None in a forked child whose driver did not survive the fork: the caller works on the host.
+        None in a forked child whose parent had used a driver: the caller works on the host.
 
     Raises
     ------
@@ -62,7 +57,7 @@ def current() -> Device | None:
     global _current, _chosen, _others  # noqa: PLW0603 - the devices in use are what this module is for
     if _current is not None:
         return _current
-    if _host_only:
+    if forks.inherited_a_driver():
         return None
     with _lock:
         if _current is None:
@@ -95,7 +90,13 @@ def open_device(
     """Return the device that was found, opened by the first call.
 
     Its programs are kept on disk only if that call says where: a search builds hundreds of them.
+
+    Raises
+    ------
+    DeviceError
+        In a forked child whose parent had used a driver.
     """
+    forks.refuse_if_inherited()
     with _lock:
         return _open(found, reason, binaries)
 
@@ -106,10 +107,12 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
     Raises
     ------
     DeviceError
-        If the queue's context has several devices: kernels are built for one.
+        If the queue's context has several devices: kernels are built for one.  In a forked child
+        whose parent had used a driver.
     """
     found = _states.get(queue.int_ptr)
     if found is None:
+        forks.refuse_if_inherited()
         with _lock:
             _forget_dropped()
             device = _of_context(queue.context)
@@ -187,18 +190,11 @@ def using(device: Device) -> Iterator[Device]:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current, _chosen, _others, _host_only, _timer  # noqa: PLW0603 - see current()
-    _host_only |= _lock.locked()
+    global _lock, _current, _chosen, _others, _timer  # noqa: PLW0603 - see current()
     _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
-    for device in (*_devices.values(), *_foreign.values()):
-        busy = bool(device.running) or not device.lock.acquire(blocking=False)
-        _host_only |= busy or not device.traits.fork_safe
-        # Releasing an inherited handle may hang; one reference too many keeps that away.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(device))
-        _inherited.append(device)
+    for used in (*_devices.values(), *_foreign.values(), *_states.values()):
+        forks.keep_for_ever(used)
     _devices.clear()
-    for _, state in _states.values():
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(state))
     _states.clear()
     _foreign.clear()
     _current, _chosen, _others = None, None, ()

@@ -115,10 +115,10 @@ def test_the_interpreter_runs_on_while_the_device_works(device):
 
 # Run in an interpreter of its own: what hangs here must not hang the tests.
 FORK = """
-import os, signal, sys, threading, time
+import contextlib, os, signal, sys, threading, time
 import numpy as np
 import clgemm
-from clgemm.errors import ClgemmError
+from clgemm.runtime import opencl
 from clgemm.runtime import registry
 
 a = np.random.default_rng(3).uniform(-1, 1, (90, 90)).astype(np.float32)
@@ -126,34 +126,31 @@ want = a @ a
 def right():
     return np.allclose(clgemm.sgemm(1.0, a, a), want, atol=1e-3)
 
-def computes_or_raises():
-    try:
-        return right()
-    except (ClgemmError, MemoryError):
-        return True
-
 def wait(child, seconds=20):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hangs"
 
-def in_child(work):
+def in_child(work, end=os._exit):
     child = os.fork()
     if not child:
-        os._exit(0 if work() else 5)
+        end(0 if work() else 5)
     return wait(child)
+
+def in_child_that_ends_like_any_program(work):
+    return in_child(work, sys.exit)
 """
 
 FORKS = {
     "after use": """
 assert right()
-assert in_child(computes_or_raises) == 0
+assert in_child(right) == 0
 assert right()
 """,
     "before use": """
@@ -162,15 +159,17 @@ assert right()
 """,
     "a grandchild": """
 assert right()
-assert in_child(lambda: computes_or_raises() and in_child(computes_or_raises) == 0) == 0
+assert in_child(lambda: right() and in_child(right) == 0) == 0
 """,
     "many times": """
-for _ in range(4):
+import scipy.linalg.blas  # or each child would
+for _ in range(100):
     assert right()
-    assert in_child(computes_or_raises) == 0
+    assert in_child(right) == 0
 assert right()
 """,
     "in the midst of other threads' calls": """
+import scipy.linalg.blas
 assert right()
 stop = False
 def calls():
@@ -179,8 +178,9 @@ def calls():
 threads = [threading.Thread(target=calls) for _ in range(3)]
 [t.start() for t in threads]
 try:
-    for _ in range(8):
-        assert in_child(computes_or_raises) == 0
+    for _ in range(10):
+        assert in_child(right) == 0
+        assert in_child_that_ends_like_any_program(right) == 0
 finally:
     stop = True
     [t.join() for t in threads]
@@ -189,15 +189,20 @@ finally:
 assert right()
 held, free = threading.Event(), threading.Event()
 def hold():
-    device = registry.current()
-    with registry._lock, device.lock, device.tuning, device.measuring:
+    from clgemm.dispatch import engine
+    used = engine.current()
+    device, kept = used.device, (used.parameters, used.break_evens)
+    locks = (registry._lock, device.lock, device.scratch._lock, *(x._lock for x in kept))
+    with contextlib.ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
         held.set()
         free.wait()
 thread = threading.Thread(target=hold)
 thread.start()
 held.wait()
 try:
-    assert in_child(computes_or_raises) == 0
+    assert in_child(right) == 0
 finally:
     free.set()
     thread.join()
@@ -208,7 +213,7 @@ thread.start()
 while not registry._lock.locked() and thread.is_alive():
     time.sleep(0.001)
 time.sleep(0.05)
-assert in_child(computes_or_raises) == 0
+assert in_child(right) == 0
 thread.join()
 """,
     "in the middle of a long call": """
@@ -226,17 +231,43 @@ assert thread.is_alive(), "the call was not long enough to test anything"
 assert wait(child) == 0
 """,
     "and ends like any program": """
+import scipy.linalg.blas
+for _ in range(20):
+    assert right()
+    assert in_child_that_ends_like_any_program(right) == 0
+""",
+    "in the middle of a build": """
+codes = []
+def forking(build):
+    def forks(*arguments):
+        codes.append(in_child(right))
+        return build(*arguments)
+    return forks
+opencl.build, opencl.from_binary = forking(opencl.build), forking(opencl.from_binary)
 assert right()
-child = os.fork()
-if not child:
-    sys.exit(0 if computes_or_raises() else 5)
-assert wait(child) == 0
+assert codes and not any(codes), codes
+""",
+    "in the middle of an import": """
+import scipy
+class SlowFinder:
+    def find_spec(self, name, *more):
+        if name == "scipy.linalg":
+            begun.set()
+            time.sleep(0.2)
+begun = threading.Event()
+sys.meta_path.insert(0, SlowFinder())
+os.environ["CLGEMM_ROUTE"] = "host"
+thread = threading.Thread(target=right)
+thread.start()
+begun.wait()
+assert in_child(right) == 0
+thread.join()
 """,
     "by multiprocessing": """
 import multiprocessing
 assert right()
 def work(number):
-    return computes_or_raises()
+    return right()
 with multiprocessing.get_context("fork").Pool(2) as pool:
     assert pool.map_async(work, range(4)).get(20) == [True] * 4
 """,
@@ -246,24 +277,119 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 @pytest.mark.process
 @needs_fork
 @pytest.mark.parametrize("how", FORKS)
-def test_a_forked_child_computes_or_raises_and_never_hangs(device, how):
+def test_a_forked_child_computes_and_never_hangs(device, how):
     run = run_python(FORK + FORKS[how], timeout=100, CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
 
 
-@needs_fork
-def test_a_child_of_a_driver_that_does_not_survive_computes_on_the_host(device):
-    if device.traits.fork_safe:
-        pytest.skip(f"{device.traits.describe()} survives a fork")
-    program = (
-        FORK
-        + """
+# Other threads are anywhere in the driver when the children are forked.
+STORM = """
+import scipy.linalg.blas  # or each child would
+from clgemm.problem import PRECISIONS
+from clgemm.tuning.measure.verify import Checker
+from clgemm.tuning.store.lookup import competitors
+
 assert right()
-assert in_child(lambda: right() and registry.current() is None) == 0
+device, precision = registry.current(), PRECISIONS["s"]
+config = competitors(device.traits, precision)[0].default(device.traits, precision)
+stop, done = False, dict.fromkeys(("multiply", "build", "verify", "open"), 0)
+
+def multiply():
+    assert right()
+
+def build():
+    text = f"__kernel void f(__global int *x) {{ x[0] = {done['build']}; }}"
+    opencl.build(device.context, text)
+
+def verify():
+    assert Checker(device, precision).quick(config) == ""
+
+def open():
+    context = opencl.cl.Context(device.context.devices)
+    opencl.cl.CommandQueue(context)
+
+def go_on(work):
+    while not stop:
+        work()
+        done[work.__name__] += 1
+
+threads = [threading.Thread(target=go_on, args=(x,)) for x in (multiply, build, verify, open)]
+[t.start() for t in threads]
+try:
+    for turn in range(int(sys.argv[1])):
+        assert [in_child(right) for _ in range(4)] == [0] * 4, turn
+        assert in_child_that_ends_like_any_program(right) == 0
+finally:
+    stop = True
+    [t.join(60) for t in threads]
+assert not any(t.is_alive() for t in threads), "a thread hangs"
+assert all(done.values()), done
+assert right()
 """
-    )
-    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
+
+
+@pytest.mark.process
+@needs_fork
+@pytest.mark.parametrize("turns", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_children_forked_anywhere_in_the_driver_compute_and_end(device, turns):
+    run = run_python(FORK + STORM, turns, timeout=600, CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.process
+@needs_fork
+def test_a_forked_child_leaves_the_driver_alone(device):
+    """No driver survives a fork; what needs one says so, and the host computes all the rest."""
+    program = """
+from clgemm.errors import DeviceError
+from clgemm.runtime import devices
+
+found = next(f for f in devices.find() if f.matches(os.environ["CLGEMM_DEVICE"]))
+x = clgemm.to_device(a)
+
+def is_refused(call):
+    try:
+        call()
+    except DeviceError as error:
+        return "fork" in str(error)
+
+def works_on_the_host():
+    refused = [
+        lambda: clgemm.matmul(x, x), lambda: clgemm.to_device(a),
+        lambda: registry.open_device(found),
+    ]
+    reason = clgemm.explain(a, a).why
+    return right() and registry.current() is None and all(map(is_refused, refused)) and (
+        "fork" in reason
+    )
+
+assert in_child(works_on_the_host) == 0
+assert in_child(lambda: in_child(works_on_the_host) == 0) == 0
+assert in_child_that_ends_like_any_program(works_on_the_host) == 0
+"""
+    run = run_python(FORK + program, CLGEMM_DEVICE=device.traits.platform)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.process
+@needs_fork
+def test_what_a_forked_child_writes_is_written(device, tmp_path):
+    """By Python and by the C library, though the child runs no exit handler of its parent's."""
+    program = """
+import ctypes
+library = ctypes.pythonapi
+library.fopen.restype, library.fputs.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_void_p)
+assert right()
+def write():
+    assert library.fputs(b"from C", library.fopen(sys.argv[1].encode(), b"w")) >= 0
+    print("from Python", end="")
+    return False
+assert in_child_that_ends_like_any_program(write) == 5
+"""
+    written = tmp_path / "written"
+    run = run_python(FORK + program, written, CLGEMM_DEVICE=device.traits.platform)
+    assert (run.returncode, run.stderr, run.stdout) == (0, "", "from Python")
+    assert written.read_text() == "from C"
 
 
 @pytest.mark.process

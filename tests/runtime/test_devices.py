@@ -202,7 +202,7 @@ def test_traits_are_read():
     assert (t.vendor, t.name, t.driver_version, t.platform_version) == ("V", "N", "1", "OpenCL 3.0")
     assert (t.kind, t.simd_bytes, t.compute_units) == ("cpu", 32, 4)
     assert t.unified_memory
-    assert {t.fp64, t.system_svm, t.fork_safe, t.clang_builtins} == {False}
+    assert {t.fp64, t.system_svm, t.clang_builtins} == {False}
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,10 @@ def test_a_driver_that_does_not_know_of_shared_virtual_memory():
 @pytest.mark.parametrize(
     ("platform", "want"),
     [
-        ("Portable Computing Language", {"clang_builtins": True, "fork_safe": False}),
-        ("Intel(R) OpenCL", {"clang_builtins": True, "fork_safe": True}),
-        ("Oclgrind", {"kind": "cpu", "fork_safe": True, "unified_memory": True}),
-        ("Somebody's OpenCL", {"clang_builtins": False, "fork_safe": False}),
+        ("Portable Computing Language", {"clang_builtins": True, "caches_programs": True}),
+        ("Intel(R) OpenCL", {"clang_builtins": True, "caches_programs": False}),
+        ("Oclgrind", {"kind": "cpu", "unified_memory": True}),
+        ("Somebody's OpenCL", {"clang_builtins": False, "caches_programs": False}),
     ],
 )
 def test_quirks_correct_what_drivers_say(platform, want):

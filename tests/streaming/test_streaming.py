@@ -363,7 +363,7 @@ def test_a_program_ends_at_once_and_in_silence(device):
 
 @pytest.mark.process
 @needs_fork
-def test_a_forked_child_copies_for_itself(device):
+def test_a_child_forked_beside_copiers_computes(device):
     program = (
         PROGRAM
         + """
