@@ -81,7 +81,7 @@ def _print_parameters(device: Device) -> None:
         if not settings.tuning_enabled():
             tuned = lookup.defaults(traits, precision, "CLGEMM_TUNE=off")
         else:
-            tuned_or_none = lookup.stored_parameters(store, traits, precision)
+            tuned_or_none = lookup.find_stored(store, traits, precision)
             if tuned_or_none is None:
                 why = _why(store, device, precision)
                 print(f"  {code}: not tuned yet; the first call will{why}")
@@ -95,7 +95,7 @@ def _print_parameters(device: Device) -> None:
 def _why(store: Store, device: Device, precision: Precision) -> str:
     """Say, in brackets, why what is stored is not used and what is tried first."""
     why = lookup.why_unused(store, device.traits, precision)
-    first = len(lookup.starting_points(store, device.traits, precision))
+    first = len(lookup.find_starting_points(store, device.traits, precision))
     known = f"known configurations, tried first: {first}" if first else ""
     text = "; ".join(filter(None, (why, known)))
     return f" ({text})" if text else ""

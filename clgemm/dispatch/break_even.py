@@ -1,8 +1,8 @@
 """Measures where the device breaks even with the host's BLAS, once, and remembers it.
 
-The times are those of whole calls, launches and transfers included.  They are kept beside the
-device's tuned parameters in a file of their own, with what they depend on: the host and its BLAS,
-and the parameters in use.  A change of either measures again.
+The times are those of whole calls, launches and transfers included.  They are kept in the state of
+the device's tuned parameters, with what they depend on: the host and its BLAS, and the parameters
+in use.  A change of either measures again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.host import identity, scipy_blas
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
-from clgemm.tuning.store.files import cached_json, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 2
 SHAPES: tuple[Shape, ...] = (
     (8, 8, 8), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 8, 2048), (128, 128, 128),
     (1, 512, 512), (512, 1, 512), (512, 512, 1), (192, 192, 192), (16, 512, 512), (512, 16, 512),
@@ -103,12 +100,12 @@ class BreakEvens:
         """
         name = lookup.entry_name(precision)
         if name not in self._known:
-            found = None
             tuned = self._parameters.stored(precision.code)
+            store, found = lookup.store_for(self._device.traits), None
             if tuned is not None and settings.tuning_enabled():
-                measured = _read(lookup.store_for(self._device.traits), name, _stamp(tuned))
-                found = None if measured is None else measured.times
-            self._known.setdefault(name, found)
+                stamp = _stamp(tuned)
+                found = lookup.find_or_default(lambda: _read(store, name, stamp), lambda _why: None)
+            self._known.setdefault(name, None if found is None else found.times)
         return self._known[name]
 
     def forget(self) -> None:
@@ -146,18 +143,14 @@ class BreakEvens:
             return _read_or_measure(self._device, precision, _stamp(tuned), on_device)
 
 
-def _stamp(tuned: Tuned) -> dict[str, Any]:
-    """Return what break-evens depend on: the host's BLAS and the parameters."""
-    digest = hashlib.sha256(repr(tuned.configs).encode()).hexdigest()[:16]
-    return {"host": identity.identity(), "parameters": digest}
-
-
-def _path(store: Store) -> Path:
-    return store.path.with_name(f"{store.path.stem}.route")
+def _stamp(tuned: Tuned) -> str:
+    """Hash what break-evens depend on: the host's BLAS and the parameters."""
+    facts = identity.identity(), tuned.configs
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _read_or_measure(
-    device: Device, precision: Precision, stamp: dict[str, Any], on_device: Gemm2D
+    device: Device, precision: Precision, stamp: str, on_device: Gemm2D
 ) -> BreakEven:
     store, name = lookup.store_for(device.traits), lookup.entry_name(precision)
     found = _read(store, name, stamp)
@@ -183,33 +176,19 @@ def _read_or_measure(
     return found.times
 
 
-def _entries(store: Store) -> dict[str, Any]:
-    """Read what is stored; nothing where that cannot be read."""
-    data = cached_json(_path(store))
-    good = isinstance(data, dict) and data.get("schema") == SCHEMA
-    entries = data.get("precisions") if good else None
-    return entries if isinstance(entries, dict) else {}
-
-
-def _read(store: Store, name: str, stamp: dict[str, Any]) -> _Measured | None:
-    entry: Any = _entries(store).get(name)
-    try:
-        if entry["stamp"] != stamp or not identity.is_as_noted(entry["library"]):
-            return None
-        sides = (Curve.from_json(entry[side]) for side in BreakEven._fields)
-        return _Measured(BreakEven(*sides), int(entry["tries"]))
-    except (KeyError, TypeError, ValueError):
+def _read(store: Store, name: str, stamp: str) -> _Measured | None:
+    """Return what is stored of an entry, None if nothing is or it was of another host."""
+    found = store.state().break_evens.get(name)
+    if not found or found["stamp"] != stamp or not identity.is_as_noted(found["library"]):
         return None
+    sides = (Curve.from_json(found[side]) for side in BreakEven._fields)
+    return _Measured(BreakEven(*sides), found["tries"])
 
 
-def _write(store: Store, name: str, stamp: dict[str, Any], found: _Measured) -> None:
+def _write(store: Store, name: str, stamp: str, found: _Measured) -> None:
     sides = {side: curve.as_json() for side, curve in found.times._asdict().items()}
     head = {"stamp": stamp, "library": identity.library(), "tries": found.tries}
-    entries = _entries(store) | {name: head | sides}
-    try:
-        replace(_path(store), {"schema": SCHEMA, "precisions": entries})
-    except OSError as error:  # a later process measures again, which is cheap
-        log.debug("break-evens cannot be kept in %s: %s", _path(store), error)
+    store.change_state(lambda s: s._replace(break_evens=s.break_evens | {name: head | sides}))
 
 
 def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:

@@ -152,6 +152,14 @@ def status(path: Path) -> os.stat_result | None:
     return None
 
 
+def note_use(path: Path, every: float) -> None:
+    """Set a file's time to now if it is older than so many seconds."""
+    found = status(path)
+    if found is not None and time.time() - found.st_mtime > every:
+        with suppress(OSError), _trusted(path.parent) as folder:
+            os.utime(_name(path, folder), dir_fd=folder, follow_symlinks=folder is None)
+
+
 def _clear_left_behind(path: Path) -> None:
     """Remove what processes that were killed while they replaced a file left beside it."""
     for name in names(path.parent):

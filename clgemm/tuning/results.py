@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from clgemm.tuning.outcome import Outcome
-from clgemm.tuning.store.entries import stored_config, variant_as_json
+from clgemm.tuning.store.entries import current_trials, stored_config, variant_as_json
 from clgemm.tuning.store.lookup import entry_name
 
 if TYPE_CHECKING:
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from clgemm.tuning.cost_model import Model
     from clgemm.tuning.shapes import Shape
     from clgemm.tuning.store.store import Store
-
-log = logging.getLogger(__name__)
 
 DEADLY = frozenset({"crash", "hang"})
 RULED_OUT = DEADLY | {"wrong", "build"}  # "run" may have been another's use of memory
@@ -64,15 +61,10 @@ class Result:
 
 
 def failures(store: Store, traits: DeviceTraits, precision: Precision) -> dict[Config, Outcome]:
-    """Return what is never tried again on this device, driver and kernel source, and why."""
+    """Return what is never tried again on this device and driver with these sources, and why."""
     found: dict[Config, Outcome] = {}
-    entry = store.read().get(entry_name(precision))
-    for data in entry.get("trials", ()) if isinstance(entry, dict) else ():
-        try:
-            outcome = Outcome.from_json(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            log.debug("a stored trial cannot be read: %s", error)
-            continue
+    for data in current_trials(store.read().entries.get(entry_name(precision))):
+        outcome = Outcome.from_json(data)
         if outcome.status in RULED_OUT and stored_config(data["config"], traits, precision):
             found[outcome.config] = outcome
     for killer in store.interrupted():

@@ -21,9 +21,10 @@ from clgemm.tuning.store.lookup import (
     competitors,
     defaults,
     entry_name,
-    starting_points,
+    find_or_default,
+    find_starting_points,
+    find_stored,
     store_for,
-    stored_parameters,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ class Parameters:
                 known = self.known(code)
                 if known is None:
                     traits, precision = self._device.traits, PRECISIONS[code]
-                    known = stored_parameters(store_for(traits), traits, precision)
+                    known = find_or_default(
+                        lambda: find_stored(store_for(traits), traits, precision),
+                        lambda why: defaults(traits, precision, why),
+                    )
                     if known is not None:
                         self.use(code, known)
         return known
@@ -79,6 +83,15 @@ class Parameters:
 
     def config_for(self, problem: Gemm) -> Config:
         """Return the configuration that a problem runs with; the first call may search."""
+
+        def by_default(why: str) -> Config:
+            code = problem.precision
+            self.use(code, defaults(self._device.traits, PRECISIONS[code], why))
+            return self._config_for(problem)
+
+        return find_or_default(lambda: self._config_for(problem), by_default)
+
+    def _config_for(self, problem: Gemm) -> Config:
         tuned = self.known(problem.precision) or self.of(problem.precision)
         config = tuned.model.choose(problem, self.refused)
         while config in tuned.unverified:
@@ -106,7 +119,7 @@ class Parameters:
         with self._lock:
             if config not in tuned.unverified:  # another thread was quicker
                 return self.known(precision.code) or tuned
-            wrong = verification.fault(self._device, precision, store, config)
+            wrong = verification.find_fault(self._device, precision, store, config)
             tuned.unverified.discard(config)
             if wrong:
                 verification.warn(self._device, precision, tuned, wrong)
@@ -152,7 +165,7 @@ def _load_or_search(device: Device, precision: Precision) -> Tuned:
     if not competitors(traits, precision):
         return defaults(traits, precision, "no other family fits this device")
     store = store_for(traits)
-    stored = stored_parameters(store, traits, precision)
+    stored = find_stored(store, traits, precision)
     return stored or _searched(device, precision, store, stored=True)
 
 
@@ -177,7 +190,7 @@ def _search_in_turn(device: Device, precision: Precision, store: Store, *, store
         )  # fmt: skip
 
     with store.turn(entry_name(precision), settings.search_seconds(), waiting) as refusal:
-        found = stored_parameters(store, traits, precision) if stored else None
+        found = find_stored(store, traits, precision) if stored else None
         if found is not None:
             return found
         if refusal:
@@ -197,7 +210,7 @@ def _search(device: Device, precision: Precision, store: Store) -> Tuned:
 def _run_search(device: Device, precision: Precision, store: Store, effort: Effort) -> Result:
     from clgemm.tuning.search.search import Campaign  # noqa: PLC0415 - only a search needs all this
 
-    first = starting_points(store, device.traits, precision)
+    first = find_starting_points(store, device.traits, precision)
     return Campaign(device.traits, precision, store, effort, first).run()
 
 

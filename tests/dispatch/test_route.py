@@ -242,9 +242,9 @@ def test_a_change_measures_again(change, fresh, measurements, monkeypatch, tmp_p
         model = replace(tuned.model, variants=tuned.model.variants * 2)
         fresh.parameters.use("s", replace(tuned, model=model))
     else:
-        (path,) = tmp_path.glob("*.route")
+        (path,) = tmp_path.glob("*.state.v4.json")
         text = path.read_text()
-        broken = {"damage": text[:-9], "schema": text.replace('schema": 2', 'schema": 0')}
+        broken = {"damage": text[:-9], "schema": text.replace('schema": 4', 'schema": 0')}
         path.write_text(broken[change])
     assert fresh.break_evens.is_missing(PRECISIONS["s"])
     again(fresh)
@@ -276,7 +276,7 @@ def test_nothing_is_measured_or_read_with_tuning_off(fresh, measurements, monkey
     measure(fresh)
     assert decide().host_seconds is None
     assert not measurements
-    assert not list(tmp_path.glob("*.route"))
+    assert not list(tmp_path.glob("*.state.v4.json"))
 
 
 def test_a_directory_that_cannot_be_written_fails_no_call(fresh, measurements, monkeypatch):

@@ -1,6 +1,6 @@
-"""Parameters on disk: the user's (`store`), those that ship, and which of them serve here.
+"""Parameters on disk: the user's, those that ship, and which of them serve here.
 
-`lookup` asks all of them, `similar` knows how near another device is, `entries` reads and writes
-what a search found, `files` are the files themselves, `locks` and `journal` keep processes apart,
-`exchange` is what leaves the cache directory and comes back.
+`lookup` asks all of them; `similar` knows how near another device is; `store` is the user's file of
+one device and what is known beside it; `files` reads, exports and imports whole files, `entries`
+what one of their entries holds; `locks` keep processes apart.
 """

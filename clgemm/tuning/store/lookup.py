@@ -8,25 +8,46 @@ driver, and what ships for other devices of the vendor, is what a search tries f
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from clgemm import settings
-from clgemm.kernels import BY_NAME, FAMILIES, source
-from clgemm.problem import PRECISIONS
+from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.store import similar
-from clgemm.tuning.store.entries import stored_config, stored_model
-from clgemm.tuning.store.similar import Kinship
-from clgemm.tuning.store.store import Store
+from clgemm.tuning.store.entries import stored_config, stored_model, why_outdated
+from clgemm.tuning.store.similar import Similarity
+from clgemm.tuning.store.store import Store, warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable
 
     from clgemm.kernels.family import Config, KernelFamily
     from clgemm.problem import Precision
     from clgemm.traits import DeviceTraits
-    from clgemm.tuning.store.files import Contents
+
+T = TypeVar("T")
+
+TROUBLE = (
+    ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
+"""What files and models raise that nobody thought of."""
+
+
+def find_or_default(find: Callable[[], T], default: Callable[[str], T]) -> T:
+    """Return what a function finds in files; a default, after one warning, if it fails.
+
+    Whatever is wrong with files or with what was found in them, products are computed.
+    """
+    try:
+        return find()
+    except TROUBLE as error:
+        why = f"{type(error).__name__}: {error}"
+        warn_once(
+            why,
+            f"stored parameters in {settings.cache_dir()} are not used ({why}); defaults take "
+            "their place. `python -m clgemm cache clear` removes what is stored",
+        )
+        return default(f"stored parameters failed: {why}")
 
 
 @dataclass(frozen=True)
@@ -59,13 +80,8 @@ def competitors(traits: DeviceTraits, precision: Precision) -> list[KernelFamily
 
 def store_for(traits: DeviceTraits) -> Store:
     """Return the store of a device's parameters."""
-    return Store(
-        settings.cache_dir(),
-        traits.fingerprint(),
-        traits.identity,
-        source.package_hash(),
-        similar.architecture(traits),
-    )
+    facts = traits.fingerprint(), traits.identity, similar.architecture(traits)
+    return Store(settings.cache_dir(), *facts)
 
 
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
@@ -76,96 +92,50 @@ def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
     return Tuned(Model(traits, precision.code, {}, variants), f"defaults of {names} ({why})")
 
 
-def stored_parameters(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
+def find_stored(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
     """Return what the user's file, or one that ships for such a device, has for a precision."""
     name = entry_name(precision)
-    model = stored_model(store.read().get(name), traits, precision)
-    if model is not None:
-        return _from_file(model, str(store.path))
-    for kin in similar.shipped(traits):
-        if kin.kinship is not Kinship.VENDOR:
-            model = stored_model(kin.found.entries.get(name), traits, precision)
-            if model is not None:
-                return _from_file(model, kin.origin(name))
+    entry = store.read().entries.get(name)
+    known = [] if entry is None or why_outdated(entry) else [(entry, str(store.path))]
+    known += [
+        (file.found.entries[name], file.origin(name))
+        for file in similar.find_shipped(traits)
+        if file.similarity is not Similarity.VENDOR and name in file.found.entries
+    ]
+    for entry, origin in known:
+        model = stored_model(entry, traits, precision)
+        if model is not None:
+            return Tuned(model, origin, {variant.config for variant in model.variants})
     return None
 
 
-def _from_file(model: Model, origin: str) -> Tuned:
-    return Tuned(model, origin, {variant.config for variant in model.variants})
-
-
-def starting_points(store: Store, traits: DeviceTraits, precision: Precision) -> list[Config]:
+def find_starting_points(store: Store, traits: DeviceTraits, precision: Precision) -> list[Config]:
     """List configurations that a search had better try first, the most promising first."""
-    found: dict[Config, None] = {}
-    for entry in _near_entries(store, traits, entry_name(precision)):
-        for data in _items(entry.get("variants")):
-            config = stored_config(data, traits, precision)
-            if config is not None:
-                found[config] = None
-    return list(found)
-
-
-def _near_entries(store: Store, traits: DeviceTraits, name: str) -> Iterator[Mapping[str, Any]]:
-    """Yield what is known of a precision and not good enough to be used without a search."""
-    kin = [*similar.other_drivers(store.path.parent, traits), *similar.shipped(traits)]
-    for entries in (store.read(), store.outdated(), *(k.found.entries for k in kin)):
-        if name in entries:
-            yield entries[name]
-
-
-def _items(variants: Any) -> list[Any]:
-    return variants if isinstance(variants, list) else []
+    name, known = entry_name(precision), [store.read()]
+    known += [x.found for x in similar.find_other_drivers(store.path.parent, traits)]
+    known += [x.found for x in similar.find_shipped(traits)]
+    variants = (v for found in known for v in found.entries.get(name, {}).get("variants", ()))
+    configs = (stored_config(data, traits, precision) for data in variants)
+    return list(dict.fromkeys(config for config in configs if config is not None))
 
 
 def why_unused(store: Store, traits: DeviceTraits, precision: Precision) -> str:
     """Say why what is stored for a precision is not used; "" if it is, or if nothing is stored."""
-    name = entry_name(precision)
-    why, entry = store.why_unused(name), store.read().get(name)
+    name, found = entry_name(precision), store.read()
+    entry = found.entries.get(name)
     if entry is not None:
         usable = stored_model(entry, traits, precision) is not None
-        return "" if usable else "the stored configurations cannot run in this version"
+        unusable = "" if usable else "the stored configurations cannot run in this version"
+        return why_outdated(entry) or unusable
+    why = found.why or found.bad.get(name, "")
     if not why:
-        for kin in similar.other_drivers(store.path.parent, traits):
-            if name in kin.found.entries:
-                return similar.driver_change(traits, kin.found.head)
+        for file in similar.find_other_drivers(store.path.parent, traits):
+            if name in file.found.entries:
+                return similar.describe_change(traits, file.found.head)
     return why
-
-
-def usage(path: Path, name: str, found: Contents, here: Mapping[str, DeviceTraits]) -> str:
-    """Say whether an entry of a file in the cache directory is used on this machine.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    name : str
-        Of the entry.
-    found : Contents
-        What the file holds.
-    here : mapping
-        Traits of this machine's devices by fingerprint.
-
-    Returns
-    -------
-    str
-        "used", or why not.
-    """
-    traits = here.get(path.stem)
-    if traits is None:
-        for device in here.values():
-            if similar.kinship(device, found.head) is Kinship.DEVICE:
-                return f"not used: {similar.driver_change(device, found.head)}"
-        return "not used: no such device here"
-    precision = PRECISIONS.get(name.removesuffix("-fma"))
-    if precision is None:
-        return "not used: no such precision"
-    if name != entry_name(precision):
-        return f"used {'with' if name.endswith('-fma') else 'without'} CLGEMM_FP32=fma"
-    usable = stored_model(store_for(traits).read().get(name), traits, precision) is not None
-    return "used" if usable else f"not used: {why_unused(store_for(traits), traits, precision)}"
 
 
 def entry_name(precision: Precision) -> str:
     """Name the entry of a precision; with ``CLGEMM_FP32=fma`` other families compete in s and c."""
     fma = not precision.is_double and not settings.splits_fp32()
-    return f"{precision.code}-fma" if fma else precision.code
+    return f"gemm.{precision.code}{'-fma' if fma else ''}"

@@ -2,8 +2,8 @@
 
 What was found on the same device or the same architecture is used as it is.  What was found on
 another device of the vendor is where a search starts.  Files are compared by the facts they keep
-in clear; an entry names a family's parameters, so it outlives the kernel source it was found with
-as long as they are points of the family's space.
+in clear; an entry names a family's parameters, so it outlives the sources it was found with as long
+as they are points of the family's space.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm import settings
-from clgemm.kernels import source
 from clgemm.runtime import private_files
-from clgemm.tuning.store.files import Contents, cached_contents, contents, files
+from clgemm.tuning.store.entries import why_outdated
+from clgemm.tuning.store.files import Contents, fingerprint_in, list_files, read_cached, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from importlib.resources.abc import Traversable
     from pathlib import Path
 
     from clgemm.traits import DeviceTraits
@@ -31,14 +30,14 @@ DRIVER = ("platform_version", "driver_version")
 """The part of an identity that an update changes."""
 
 
-class Kinship(IntEnum):
-    """How near another device is."""
+class Similarity(IntEnum):
+    """What another device has in common with this one, the nearest first."""
 
     DEVICE = 0
-    """The same, perhaps with another driver."""
+    """It is the same, perhaps with another driver."""
     ARCHITECTURE = 1
     VENDOR = 2
-    """Another one of the vendor, of the same type."""
+    """It is another one of the vendor, of the same type."""
 
     @property
     def words(self) -> str:
@@ -46,19 +45,19 @@ class Kinship(IntEnum):
         return ("this device", "this architecture", "this vendor")[self]
 
 
-class Kin(NamedTuple):
+class Similar(NamedTuple):
     """A file of parameters from a device like this one."""
 
     name: str
     found: Contents
-    kinship: Kinship
+    similarity: Similarity
 
-    def origin(self, precision: str) -> str:
+    def origin(self, name: str) -> str:
         """Say where an entry comes from, for a user."""
-        entry, words = self.found.entries[precision], f"found on {self.kinship.words}"
-        if self.kinship is not Kinship.DEVICE:
-            words = f"found on {described(self.found.head)}, {self.kinship.words}"
-        if entry.get("kernels") != source.package_hash():
+        words = f"found on {self.similarity.words}"
+        if self.similarity is not Similarity.DEVICE:
+            words = f"found on {describe(self.found.head)}, {self.similarity.words}"
+        if why_outdated(self.found.entries[name]):
             words += ", with another kernel source"
         return f"{self.name} ({words})"
 
@@ -82,90 +81,66 @@ def architecture(traits: DeviceTraits) -> dict[str, str | int]:
     return facts | {"name": traits.name}
 
 
-def described(head: Mapping[str, Any]) -> str:
+def describe(head: Mapping[str, Mapping[str, Any]]) -> str:
     """Name a file's device as messages do."""
-    identity = head.get("identity")
-    facts = identity if isinstance(identity, dict) else {}
+    facts = head["identity"]
     return f"{facts.get('name', 'an unnamed device')} [{facts.get('platform', '?')}]"
 
 
-def without_driver(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the part of an identity that a driver's update leaves as it is."""
-    return {name: value for name, value in identity.items() if name not in DRIVER}
+def compare(traits: DeviceTraits, head: Mapping[str, Mapping[str, Any]]) -> Similarity | None:
+    """Tell how near the device of a file is; None if it has nothing in common with this one."""
+    theirs, ours = head["identity"].items(), traits.identity.items()
+    if {x for x in theirs if x[0] not in DRIVER} == {x for x in ours if x[0] not in DRIVER}:
+        return Similarity.DEVICE
+    kind, facts = architecture(traits), head["architecture"]
+    if facts == kind:
+        return Similarity.ARCHITECTURE
+    same_vendor = all(facts.get(name) == kind[name] for name in ("kind", "vendor"))
+    return Similarity.VENDOR if same_vendor else None
 
 
-def kinship(traits: DeviceTraits, head: Mapping[str, Any]) -> Kinship | None:
-    """Tell how near the device of a file is; None if it is a stranger."""
-    identity = head.get("identity")
-    if not isinstance(identity, dict):
-        return None
-    if without_driver(identity) == without_driver(traits.identity):
-        return Kinship.DEVICE
-    ours, theirs = architecture(traits), head.get("architecture")
-    if theirs == ours:
-        return Kinship.ARCHITECTURE
-    if isinstance(theirs, dict) and all(theirs.get(k) == ours[k] for k in ("kind", "vendor")):
-        return Kinship.VENDOR
-    return None
-
-
-def shipped(traits: DeviceTraits) -> list[Kin]:
-    """List what ships with clgemm for devices like this one, nearest first."""
+def find_shipped(traits: DeviceTraits) -> list[Similar]:
+    """List what ships with clgemm for devices like this one, the nearest first."""
     place = settings.shipped_dir()
-    prefix = "" if place else "shipped with clgemm: "
-    folder = place or resources.files("clgemm.tuning.shipped")
-    kin = []
-    for file in sorted(_listed(folder), key=lambda f: f.name):
-        if file.name.endswith(".json"):
-            found = contents(file)
-            near = None if found.why else kinship(traits, found.head)
-            if near is not None:
-                kin.append(Kin(f"{prefix}{file if place else file.name}", found, near))
-    return sorted(kin, key=lambda k: _distance(traits, k))
-
-
-def _listed(folder: Path | Traversable) -> list[Path | Traversable]:
     try:
-        return list(folder.iterdir())
+        listed: list[Any] = list((place or resources.files("clgemm.tuning.shipped")).iterdir())
     except OSError as error:  # CLGEMM_SHIPPED names no folder, which is a way to have none
-        log.debug("no parameters in %s: %s", folder, error)
+        log.debug("no parameters in %s: %s", place, error)
         return []
+    similar = []
+    for file in sorted((x for x in listed if x.name.endswith(".json")), key=lambda x: x.name):
+        found = read_file(file)
+        near = compare(traits, found.head) if found.entries else None
+        if near is not None:
+            name = str(file) if place else f"shipped with clgemm: {file.name}"
+            similar.append(Similar(name, found, near))
+    return sorted(similar, key=lambda file: _distance(traits, file))
 
 
-def _distance(traits: DeviceTraits, kin: Kin) -> tuple[int, bool, bool, int]:
-    """Order files: by kinship, the same runtime and driver first, then by the number of cores."""
-    identity = kin.found.head["identity"]
+def _distance(traits: DeviceTraits, file: Similar) -> tuple[int, bool, bool, int]:
+    """Order files: by similarity, the same runtime and driver first, then by how many cores."""
+    identity = file.found.head["identity"]
     units = identity.get("compute_units")
-    apart = abs(units - traits.compute_units) if isinstance(units, int) else traits.compute_units
     return (
-        kin.kinship,
+        file.similarity,
         identity.get("platform") != traits.platform,
         any(identity.get(name) != traits.identity[name] for name in DRIVER),
-        apart,
+        abs((units if isinstance(units, int) else 0) - traits.compute_units),
     )
 
 
-def other_drivers(folder: Path, traits: DeviceTraits) -> Iterator[Kin]:
+def find_other_drivers(folder: Path, traits: DeviceTraits) -> Iterator[Similar]:
     """Yield the user's files of this device under other drivers, the newest first."""
-    ours = f"{traits.fingerprint()}.json"
-    paths = [path for path in files(folder) if path.name != ours]
-    for path in sorted(paths, key=_age):
-        found = cached_contents(path)
-        if not found.why and kinship(traits, found.head) is Kinship.DEVICE:
-            yield Kin(str(path), found, Kinship.DEVICE)
+    paths = [x for x in list_files(folder) if fingerprint_in(x) != traits.fingerprint()]
+    known = [(status.st_mtime, x) for x in paths if (status := private_files.status(x))]
+    for _, path in sorted(known, reverse=True):
+        found = read_cached(path)
+        if found.entries and compare(traits, found.head) is Similarity.DEVICE:
+            yield Similar(str(path), found, Similarity.DEVICE)
 
 
-def _age(path: Path) -> float:
-    found = private_files.status(path)
-    return 0.0 if found is None else -found.st_mtime
-
-
-def driver_change(traits: DeviceTraits, head: Mapping[str, Any]) -> str:
+def describe_change(traits: DeviceTraits, head: Mapping[str, Mapping[str, Any]]) -> str:
     """Say in which way the driver of a file of this device differs."""
-    identity = head["identity"]
-    changes = [
-        f"{identity.get(name)} then, {traits.identity[name]} now"
-        for name in DRIVER
-        if identity.get(name) != traits.identity[name]
-    ]
+    then, now = head["identity"], traits.identity
+    changes = [f"{then.get(x)} then, {now[x]} now" for x in DRIVER if then.get(x) != now[x]]
     return f"driver changed: {'; '.join(changes)}"

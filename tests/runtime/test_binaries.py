@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import numpy as np
 import pytest
 from conftest import DEVICES
@@ -111,6 +114,52 @@ def test_no_damaged_binary_is_handed_out(tmp_path):
     for damaged in (b"", whole[:10], whole[:-1], whole[:-1] + b"?", b"?" + whole[1:]):
         path.write_bytes(damaged)
         assert binaries.load("text") is None
+
+
+def age(path, days):
+    """Make a file look as if it had been read for the last time so many days ago."""
+    then = time.time() - days * 86400
+    os.utime(path, (then, then))
+
+
+def kept(folder):
+    """Keep three programs of three ages, and a file that a killed process left."""
+    programs = Binaries(folder, "print")
+    for days, text in ((0, "new"), (89, "old"), (91, "older")):
+        before = set(folder.glob("*"))
+        programs.save(text, text.encode() * 100)
+        (path,) = set(folder.glob("*")) - before
+        age(path, days)
+    for days, name in ((0, "new.tmp"), (2, "old.tmp"), (200, "notes.txt")):
+        (folder / name).touch()
+        age(folder / name, days)
+    return programs
+
+
+def test_programs_that_nobody_reads_any_more_are_removed(tmp_path):
+    programs = kept(tmp_path)
+    programs.save("more", b"binary")
+    assert [programs.load(x) is not None for x in ("new", "old", "older", "more")] == [
+        True, True, False, True,
+    ]  # fmt: skip
+    left = {path.name for path in tmp_path.glob("*") if path.suffix != ".bin"}
+    assert left == {"new.tmp", "notes.txt"}
+
+
+def test_a_program_that_is_read_now_and_then_stays(tmp_path):
+    programs = kept(tmp_path)
+    assert programs.load("older")
+    programs.save("more", b"binary")
+    assert programs.load("older")
+
+
+def test_of_too_many_programs_the_latest_stay(tmp_path, monkeypatch):
+    programs = kept(tmp_path)
+    monkeypatch.setattr("clgemm.runtime.binaries.MOST_TOTAL_BYTES", 500)
+    programs.save("more", b"binary")
+    assert programs.load("more")
+    assert programs.load("new")
+    assert programs.load("old") is None
 
 
 def test_refused_source_names_device_and_log(device):

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 from helpers import CPU, GPU
 
+from clgemm.cli.cache import export_name, read_exported
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.shapes import Shape
-from clgemm.tuning.store import entries, exchange, lookup, similar
+from clgemm.tuning.store import entries, lookup, similar
+from clgemm.tuning.store.similar import Similarity
 
 FILES = sorted(
     Path(str(x))
     for x in importlib.resources.files("clgemm.tuning.shipped").iterdir()
     if x.name.endswith(".json")
 )
-ENTRIES = [(path, name) for path in FILES for name in exchange.loaded(path).entries]
+ENTRIES = [(path, name) for path in FILES for name in read_exported(path).entries]
 OTHER_SHAPES = (
     Shape(3, 4, 5), Shape(100, 90, 80), Shape(5000, 5001, 4999), Shape(20, 4000, 4000),
     Shape(4000, 20, 4000), Shape(3000, 3000, 3), Shape(64, 64, 65536), Shape(50, 50, 50, 1000),
@@ -49,19 +51,19 @@ def test_something_ships():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_ships_is_as_it_was_exported(path):
-    found = exchange.loaded(path)
-    assert path.name == exchange.file_name(found.head)
+    found = read_exported(path)
+    assert path.name == export_name(found.head)
     traits = traits_of(found.head)
     assert similar.architecture(traits) == found.head["architecture"]
-    assert set(PRECISIONS) <= set(found.entries), "all four precisions"
+    assert {f"gemm.{code}" for code in PRECISIONS} <= set(found.entries), "all four precisions"
 
 
 @pytest.mark.parametrize(("path", "name"), ENTRIES, ids=lambda x: getattr(x, "stem", x))
 def test_what_ships_runs_and_chooses(path, name, monkeypatch):
     if name.endswith("-fma"):
         monkeypatch.setenv("CLGEMM_FP32", "fma")
-    found = exchange.loaded(path)
-    traits, precision = traits_of(found.head), PRECISIONS[name.removesuffix("-fma")]
+    found = read_exported(path)
+    traits, precision = traits_of(found.head), entries.NAMES[name]
     assert lookup.entry_name(precision) == name
     model = entries.stored_model(found.entries[name], traits, precision)
     assert model is not None, "a variant is no point of its family's space any more"
@@ -77,7 +79,7 @@ def test_what_ships_runs_and_chooses(path, name, monkeypatch):
 
 @pytest.mark.parametrize(("path", "name"), ENTRIES, ids=lambda x: getattr(x, "stem", x))
 def test_what_ships_was_timed_with_every_shape(path, name):
-    entry = exchange.loaded(path).entries[name]
+    entry = read_exported(path).entries[name]
     if len(entry["variants"]) > 1:  # or there is nothing to choose
         assert set().union(*(v["seconds"] for v in entry["variants"])) == set(entry["shapes"])
     assert all(v["rates"] for v in entry["variants"])
@@ -87,14 +89,14 @@ def test_what_ships_was_timed_with_every_shape(path, name):
 def test_what_ships_is_found_elsewhere_but_not_everywhere(path, monkeypatch):
     """With more cores and another driver, but not for another processor of the same name."""
     monkeypatch.delenv("CLGEMM_SHIPPED")
-    head = exchange.loaded(path).head
+    head = read_exported(path).head
     here = traits_of(head)
     larger = replace(here, compute_units=here.compute_units * 8, driver_version="another")
-    assert similar.kinship(larger, head) is similar.Kinship.ARCHITECTURE
+    assert similar.compare(larger, head) is Similarity.ARCHITECTURE
     name = "a sister" if here.compute_capability else here.name
-    assert similar.kinship(replace(larger, name=name), head) is similar.Kinship.ARCHITECTURE
+    assert similar.compare(replace(larger, name=name), head) is Similarity.ARCHITECTURE
     other = replace(
         here, processor="A maker family 1 model 2", compute_capability=(7, 5), simd_bytes=16,
         name="another",
     )  # fmt: skip
-    assert similar.kinship(other, head) is similar.Kinship.VENDOR
+    assert similar.compare(other, head) is Similarity.VENDOR

@@ -22,7 +22,7 @@ from clgemm.tuning.store.store import Store
 pytestmark = pytest.mark.process
 
 COLD = """
-import os, sys, threading, time
+import os, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ from helpers import CPU
 from clgemm.errors import TuningError
 from helpers import entry_with
 from clgemm.tuning.store import lookup, store
-from clgemm.tuning import tuner, verification as vetting
+from clgemm.tuning import tuner, verification
 
 def search(device, precision, store, *more):
     with (folder / "searches").open("a") as file:
@@ -51,8 +51,8 @@ def search(device, precision, store, *more):
     while mode == "hangs" and not (folder / "end").exists():
         time.sleep(0.01)
     found = lookup.defaults(device.traits, precision, "found by a search")
-    vetting.remember(store, precision, found.configs)
-    assert store.write("s", entry_with(*found.configs))
+    verification.remember(store, precision, found.configs)
+    assert store.write("gemm.s", entry_with(*found.configs))
     return found
 
 def note(record):
@@ -68,8 +68,8 @@ if mode == "hangs":
 (folder / f"ready{os.getpid()}").touch()
 while not (folder / "go").exists():
     time.sleep(0.005)
-device = SimpleNamespace(traits=CPU, tuned={}, tuning=threading.Lock())
-print(tuner.tuned_for(device, "s").origin, flush=True)
+parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+print(parameters.of("s").origin, flush=True)
 """
 
 
@@ -94,7 +94,7 @@ class Cold:
                     sys.executable,
                     "-c",
                     COLD,
-                    *map(str, (folder, mode, Path(__file__).parent, count)),
+                    *map(str, (folder, mode, Path(__file__).parents[1], count)),
                 ],
                 env=os.environ | environment,
                 stdout=subprocess.PIPE,
@@ -133,11 +133,12 @@ def test_eight_processes_that_start_cold_at_once_search_once(tmp_path):
     with Cold(tmp_path, 8, "works") as cold:
         origins = cold.origins()
     assert cold.searches() == 1
-    path = tmp_path / "cache" / f"{CPU.fingerprint()}.json"
+    path = tmp_path / "cache" / f"{CPU.fingerprint()}.v4.json"
     assert sum("found by a search" in origin for origin in origins) == 1
     assert origins.count(str(path)) == 7
-    assert set(json.loads(path.read_text())["precisions"]) == {"s"}
-    assert list((tmp_path / "cache").glob("*.json")) == [path]
+    assert set(json.loads(path.read_text())["entries"]) == {"gemm.s"}
+    state = path.with_name(f"{CPU.fingerprint()}.state.v4.json")
+    assert set((tmp_path / "cache").glob("*.json")) == {path, state}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a process of this system cannot kill itself so")
@@ -227,14 +228,14 @@ def test_a_failure_is_told_to_those_who_wait_and_forgotten_after(tmp_path):
 
 def test_a_folder_that_cannot_be_written_makes_nobody_wait(tmp_path):
     (tmp_path / "file").touch()
-    store = Store(tmp_path / "file" / "cache", "0123", {}, "k1")
+    store = Store(tmp_path / "file" / "cache", "0123", {})
     for _ in range(2):
         with store.turn("s", 0.0, pytest.fail) as refusal:
             assert refusal == ""
 
 
 def test_a_file_system_without_locks_makes_nobody_wait(tmp_path, monkeypatch):
-    def refuse(_handle):
+    def refuse(_handle, **_how):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(locks, "_lock", refuse)
@@ -260,25 +261,31 @@ from pathlib import Path
 from clgemm.tuning.store.store import Store
 
 folder = Path(sys.argv[1])
-store = Store(folder, "0123", {"name": "A device"}, "k1")
+store = Store(folder, "0123", {"name": "A device"})
 chance = random.Random(11)
-assert store.write("d", {"trials": list(range(500))})
+
+def trial(number):
+    return {"config": {"family": "f", "params": {"number": number}}, "status": "ok", "detail": "",
+            "seconds": {}, "side": 0}
+
+def entry(*numbers):
+    return {"shapes": {}, "variants": [], "trials": [trial(number) for number in numbers]}
+
+assert store.write("gemm.d", entry(*range(500)))
 
 def tune(turn, tell):
     "As the tuner does it: in turn, with a note of each candidate, all of it stored."
     with store.turn("s", 5.0, lambda seconds: None) as refusal:
         assert not refusal, refusal
         known = store.interrupted()
-        trials = []
         for number in range(20):
             candidate = {"family": "f", "params": {"turn": turn, "number": number}}
             assert candidate not in known
             store.begin(candidate)
             time.sleep(0.001)
             store.end(candidate)
-            trials.append({"config": candidate, "status": "ok"})
-            name = f"{turn}-{number}"
-            assert store.write(name, {"trials": trials})
+            name = f"gemm.{turn}-{number}"
+            assert store.write(name, entry(*range(number + 1)))
             tell(name)
 
 def read(path):
@@ -301,16 +308,16 @@ for turn in range(50):
     assert os.WTERMSIG(status) == signal.SIGKILL, status
     with os.fdopen(reader) as told:
         written += told.read().split()
-    entries = read(store.path)["precisions"]
-    assert entries["d"]["trials"] == list(range(500))
+    entries = read(store.path)["entries"]
+    numbers = [x["config"]["params"]["number"] for x in entries["gemm.d"]["trials"]]
+    assert numbers == list(range(500))
     assert set(written) <= set(entries), "an entry was lost"
-    assert store.why_unused() == ""
-    journal = store.path.with_name("0123.trying.json")
-    if journal.exists():
-        read(journal)
+    assert store.read().why == ""
+    if store.state_path.exists():
+        read(store.state_path)
 assert written and store.interrupted()
 tune(50, written.append)
-assert set(written) <= set(store.read())
+assert set(written) <= set(store.read().entries)
 assert len(store.interrupted()) <= 50
 assert not list(folder.glob("*.alive")), "locks of the killed are cleared away"
 print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))

@@ -21,17 +21,18 @@ from clgemm.runtime import private_files
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.tuning import verification
 from clgemm.tuning.store import locks, store
-from clgemm.tuning.store.files import cached_contents
+from clgemm.tuning.store.files import read_cached
 from clgemm.tuning.store.store import Store
 
 if not hasattr(os, "geteuid"):
     pytest.skip("this system has neither owners nor modes to ask for", allow_module_level=True)
 
 IDENTITY = {"name": "A device"}
-ENTRY = {"variants": []}
+ENTRY = {"shapes": {}, "variants": []}
+CANDIDATE = {"family": "f", "params": {}}
 NOBODY = 65534
 PLANTED = {
-    "schema": store.SCHEMA, "identity": IDENTITY, "precisions": {"s": ENTRY | {"kernels": "k"}},
+    "schema": store.SCHEMA, "identity": IDENTITY, "entries": {"gemm.s": ENTRY},
 }  # fmt: skip
 
 as_root = pytest.mark.skipif(
@@ -74,7 +75,7 @@ def victim(tmp_path):
 
 
 def make(folder):
-    return Store(folder, "0123", IDENTITY, "k")
+    return Store(folder, "0123", IDENTITY)
 
 
 def listing(folder):
@@ -88,16 +89,15 @@ def use(folder):
     """Do all that is done with a cache directory; return what was read."""
     place, programs = make(folder), Binaries(folder / "programs", "print")
     config = Config("direct", ())
-    found = dict(place.read()), place.interrupted(), programs.load("text")
-    place.why_unused("s")
-    place.write("d", ENTRY)
-    place.begin({"family": "f"})
-    place.end({"family": "f"})
-    place.absolve({"family": "f"})
+    found = dict(place.read().entries), place.interrupted(), programs.load("text")
+    place.write("gemm.d", ENTRY)
+    place.begin(CANDIDATE)
+    place.end(CANDIDATE)
+    place.forget_interrupted(CANDIDATE)
     verification.remember(place, PRECISIONS["s"], [config])
-    break_even._write(place, "s", {}, measured())
+    break_even._write(place, "gemm.s", "0123", measured())
     programs.save("text", b"binary")
-    with place.turn("s", 0.1, lambda _seconds: None) as reason:
+    with place.turn("gemm.s", 0.1, lambda _seconds: None) as reason:
         assert reason == ""
     return found
 
@@ -112,25 +112,24 @@ def test_what_is_made_is_for_its_owner_alone(cache):
     try:
         assert quiet(lambda: use(cache)) == ({}, [], None)
         place = make(cache)
-        place.begin({"family": "f"})
+        place.begin(CANDIDATE)
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (cache, *cache.rglob("*"))}
-        place.end({"family": "f"})
+        place.end(CANDIDATE)
     finally:
         os.umask(before)
     (program,) = (name for name in modes if name.endswith(".bin"))
     (alive,) = (name for name in modes if name.endswith(".alive"))
     assert {name for name, mode in modes.items() if mode == 0o700} == {"cache", "programs"}
     assert {name for name, mode in modes.items() if mode == 0o600} == {
-        "0123.json", "0123.lock", "0123.trying.json", "0123.passed", "0123.route",
-        "0123.s.searching", program, alive,
+        "0123.v4.json", "0123.state.v4.json", "0123.lock", "0123.gemm.s.searching", program, alive,
     }  # fmt: skip
-    assert len(modes) == 10, "there is nothing else"
+    assert len(modes) == 8, "there is nothing else"
 
 
 def test_what_is_kept_is_found_again(cache):
     use(cache)
     entries, _, binary = quiet(lambda: use(cache))
-    assert set(entries) == {"d"}
+    assert set(entries) == {"gemm.d"}
     assert binary == b"binary"
 
 
@@ -138,7 +137,7 @@ def test_what_is_kept_is_found_again(cache):
 def test_a_directory_that_others_may_write_is_left_alone(mode, own):
     use(own)
     own.chmod(mode)
-    (own / "0123.json").write_text(json.dumps(PLANTED))
+    (own / "0123.v4.json").write_text(json.dumps(PLANTED))
     before = listing(own)
     (message,) = heard(lambda: [use(own) for _ in range(3)])
     assert f"{mode:03o}" in message
@@ -148,7 +147,7 @@ def test_a_directory_that_others_may_write_is_left_alone(mode, own):
     assert use(own) == ({}, [], None)
     assert listing(own) == before
     own.chmod(0o700)
-    assert set(quiet(lambda: use(own))[0]) == {"s"}, "put right, it is used"
+    assert set(quiet(lambda: use(own))[0]) == {"gemm.s"}, "put right, it is used"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o720])
@@ -175,8 +174,8 @@ def test_the_user_may_name_a_link(cache, tmp_path):
     (tmp_path / "real").mkdir(mode=0o700)
     cache.symlink_to(tmp_path / "real")
     quiet(lambda: use(cache))
-    assert set(make(tmp_path / "real").read()) == {"d"}
-    assert set(quiet(lambda: use(cache))[0]) == {"d"}
+    assert set(make(tmp_path / "real").read().entries) == {"gemm.d"}
+    assert set(quiet(lambda: use(cache))[0]) == {"gemm.d"}
 
 
 @as_root
@@ -233,17 +232,17 @@ def fifo(path):
 @pytest.mark.parametrize("spoil", [link, fifo])
 def test_what_is_no_file_is_not_read(spoil, own):
     place, programs = make(own), Binaries(own / "programs", "print")
-    place.write("s", ENTRY)
+    place.write("gemm.s", ENTRY)
     programs.save("text", b"binary")
     (program,) = (own / "programs").iterdir()
     for path in (place.path, program):
         spoil(path)
-    assert len(heard(lambda: [place.read(), place.why_unused("s"), programs.load("text")])) == 1
-    assert place.read() == {}
+    assert len(heard(lambda: [place.read(), place.read(), programs.load("text")])) == 1
+    assert place.read().entries == {}
     assert programs.load("text") is None
-    assert cached_contents(place.path).why
-    assert place.write("d", ENTRY)
-    assert set(quiet(place.read)) == {"d"}
+    assert read_cached(place.path).why
+    assert place.write("gemm.d", ENTRY)
+    assert set(quiet(place.read).entries) == {"gemm.d"}
 
 
 def test_a_file_that_is_too_large_is_not_read(own):
@@ -254,7 +253,7 @@ def test_a_file_that_is_too_large_is_not_read(own):
     assert quiet(lambda: programs.load("text")) is None
 
 
-@pytest.mark.parametrize("name", ["0123.lock", "0123.s.searching"])
+@pytest.mark.parametrize("name", ["0123.lock", "0123.gemm.s.searching"])
 def test_a_planted_link_makes_and_empties_no_file(name, own, victim, tmp_path):
     (own / name).symlink_to(victim)
     heard(lambda: use(own))
@@ -308,7 +307,7 @@ def test_where_neither_owner_nor_mode_is_known_a_folder_is_as_good_as_its_place(
     own.chmod(0o777)
     monkeypatch.delattr(os, "geteuid")
     use(own)
-    assert set(quiet(lambda: use(own))[0]) == {"d"}
+    assert set(quiet(lambda: use(own))[0]) == {"gemm.d"}
 
 
 PRODUCT = """
@@ -319,7 +318,8 @@ import clgemm
 folder, user = sys.argv[1], int(sys.argv[2])
 x = np.asfortranarray(np.arange(300 * 300, dtype=np.float32).reshape(300, 300) % 7)
 if user >= 0:
-    clgemm.dgemm(1.0, x, x)  # loads all that it takes: the user may not read Python's own files
+    import scipy.linalg.blas  # what products take: the user may not read Python's own files
+    clgemm.dgemm(1.0, x, x)
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
@@ -370,9 +370,9 @@ def test_products_are_right_beside_a_directory_that_may_not_be_entered(device, t
 def test_stored_parameters_of_others_are_not_used(device, own):
     """Neither they nor the programs that lie beside them."""
     traits = device.traits
-    place = Store(own, traits.fingerprint(), traits.identity, "k")
-    place.write("s", entry_with())
-    assert set(place.read()) == {"s"}
+    place = Store(own, traits.fingerprint(), traits.identity)
+    place.write("gemm.s", entry_with())
+    assert set(place.read().entries) == {"gemm.s"}
     own.chmod(0o777)
     (message,) = heard(place.read)
     assert str(own) in message
