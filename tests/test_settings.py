@@ -123,7 +123,7 @@ def test_a_full_search_may_take_longer(monkeypatch):
 def test_two_bad_values_are_two_warnings(monkeypatch):
     def read(text):
         monkeypatch.setenv("CLGEMM_ROUTE", text)
-        settings.modes().route
+        return settings.modes().route
 
     assert len(heard(lambda: [read(text) for text in ("gpu", "cpu", "gpu")])) == 2
 

@@ -176,14 +176,21 @@ def gemm(
     )  # fmt: skip
     plan: _Plan | None = engine.decisions.get(key)
     if plan is None:
-        x, y, z = _layouts(a, b, result)
-        left, right = x.T if trans_a else x, y.T if trans_b else y
-        conj = 2 if precision.is_complex else None
-        call = Call.of(1.0, left, right, beta, z, trans_a == conj, trans_b == conj)
-        plan = _Plan(shape, result.strides, result.size, (_product(engine, call),))
+        plan = _plan_gemm(engine, (a, b, result), beta, trans_a, trans_b)
         engine.remember(key, plan)
     _launch(engine, state, plan, (alpha, beta), (a, b, result), queue)
     return result
+
+
+def _plan_gemm(
+    engine: Engine, arrays: tuple[Any, Any, Any], beta: Any, trans_a: int, trans_b: int
+) -> _Plan:
+    """Make what computes a kind of call into a result that is there."""
+    x, y, z = _layouts(*arrays)
+    left, right = x.T if trans_a else x, y.T if trans_b else y
+    conj = 2 if np.iscomplexobj(z) else None
+    call = Call.of(1.0, left, right, beta, z, trans_a == conj, trans_b == conj)
+    return _Plan(z.shape, z.strides, z.size, (_product(engine, call),))
 
 
 class _Layout:

@@ -153,7 +153,7 @@ def found_of(device):
 
 @pytest.fixture
 def fresh(device, monkeypatch, tmp_path):
-    """Give the engine of a device that has measured nothing, tuning on, an empty cache directory."""
+    """Give an engine that has measured nothing, tuning on and an empty cache directory."""
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
@@ -417,7 +417,10 @@ def test_the_host_s_blas_is_named():
     if running is None:
         pytest.skip("SciPy's BLAS is no OpenBLAS, or its library cannot be asked")
     assert identity.library() == {"kernels": running.core, "threads": running.threads}
-    program = "from clgemm.host import identity as h; print(h.library()['threads'], *h.identity().values())"
+    program = """
+from clgemm.host import identity
+print(identity.library()["threads"], *identity.identity().values())
+"""
     run = run_python(program, OPENBLAS_NUM_THREADS=1)
     assert run.stdout.startswith("1 ")
     assert run.stdout.endswith("OPENBLAS_NUM_THREADS=1\n")

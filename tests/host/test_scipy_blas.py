@@ -29,7 +29,9 @@ CALL = """
 import sys
 import numpy as np
 import clgemm
-heavy = ("scipy.linalg", "scipy.optimize", "clgemm.tuning.search.search", "clgemm.tuning.measure.verify")
+heavy = (
+    "scipy.linalg", "scipy.optimize", "clgemm.tuning.search.search", "clgemm.tuning.measure.verify",
+)
 assert not [name for name in heavy if name in sys.modules], "the import"
 a = np.ones((300, 300), np.float32, order="F")
 assert (clgemm.sgemm(1.0, a, a) == 300).all()
@@ -45,7 +47,7 @@ assert ("scipy.linalg" in sys.modules) == (clgemm.explain(tiny, tiny).route == "
 
 @pytest.fixture
 def fresh(device, monkeypatch, tmp_path):
-    """Give the engine of a device that knows parameters and no break-evens, and an empty cache directory."""
+    """Give an engine that knows parameters and no break-evens, and an empty cache directory."""
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
