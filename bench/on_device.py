@@ -14,7 +14,7 @@ import clgemm
 from clgemm.dispatch import engine as engines
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
-from clgemm.tuning.measure import profiling
+from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,13 +188,13 @@ def _watched_calls(
     if not launches:
         raise SystemExit("no launch was seen: they do not go through pyopencl's function any more")
     steps = len(launches) // 2
-    once = sum(profiling.seconds([event]) for _, event in launches[steps:])
+    once = sum(timing.seconds_of([event]) for _, event in launches[steps:])
     calls = max(LEAST_CALLS, min(MOST_CALLS, round(KERNEL_SECONDS / max(once, 1e-7))))
     launches.clear()
     for _ in range(calls):
         run()
     queue.finish()
-    each = [profiling.seconds([event]) for _, event in launches]
+    each = [timing.seconds_of([event]) for _, event in launches]
     of_calls = [sum(each[i : i + steps]) for i in range(0, len(each), steps)]
     return calls, statistics.median(of_calls[calls // 2 :])
 

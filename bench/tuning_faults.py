@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
 from clgemm.tuning.results import Effort
 from clgemm.tuning.store import lookup
-from clgemm.tuning.workers import worker
+from clgemm.tuning.tuner import Parameters
+from clgemm.tuning.workers.pool import Worker
 
 if TYPE_CHECKING:
     from clgemm.runtime.device import Device
 
-TESTS = Path(__file__).parents[1] / "tests"
+TESTS = Path(__file__).parents[1] / "tests" / "tuning"
 
 
 def faults(device: Device, folder: Path) -> dict[str, Any]:
@@ -27,13 +27,12 @@ def faults(device: Device, folder: Path) -> dict[str, Any]:
     faulty: Any = import_module("faulty")
     os.environ["CLGEMM_CACHE_DIR"] = str(folder / "faults")
     faulty.install(setattr, dict.__setitem__)
-    child = str(TESTS / "faulty_child.py")
+    program = str(TESTS / "faulty_worker.py")
     with (
         mock.patch.object(lookup, "FAMILIES", (faulty.FAULTY,)),
-        mock.patch.object(worker.Worker, "command", (child,)),
+        mock.patch.object(Worker, "command", (program,)),
     ):
-        parameters = engines.of(device).parameters
-        result = parameters.tune("s", Effort(seconds=settings.tune_seconds()))
+        result = Parameters(device).tune("s", Effort(seconds=settings.tune_seconds()))
     named = {faulty.NAMES[o.config["KIND"]]: o.status for o in result.outcomes if not o.ok}
     winners = [faulty.NAMES[v.config["KIND"]] for v in result.model.variants]
     print(f"\na family with five faults: {result.seconds:.1f} s, winner: {', '.join(winners)}")

@@ -102,13 +102,14 @@ def _print_result(device: Device, precision: Precision, result: Result) -> None:
     ended = ", stopped by the keyboard" if result.interrupted else ""
     failed = [o for o in result.outcomes if not o.ok]
     print(
-        f"\n{precision.code}gemm: {len(result.outcomes)} trials in {result.seconds:.1f} s{ended}, "
-        f"{len(failed)} ruled out"
+        f"\n{precision.code}gemm: {len(result.outcomes)} candidates in {result.seconds:.1f} s"
+        f"{ended}, {len(failed)} ruled out"
     )
     for outcome in failed:
         words = outcome.detail.splitlines()
         print(f"  {outcome.config}: {outcome.status}: {words[0] if words else ''}")
-    defaults = list(_defaults(device, precision))
+    families = lookup.competitors(device.traits, precision)
+    defaults = [family.default(device.traits, precision) for family in families]
     print(f"  {'':8}{'m x n x k':22}{'GFLOP/s':>9}   by variant; against the default of its family")
     model = result.model
     for name, shape in model.shapes.items():
@@ -125,32 +126,19 @@ def _print_result(device: Device, precision: Precision, result: Result) -> None:
     sys.stdout.flush()
 
 
-def _beside(
-    result: Result, defaults: Sequence[Config], name: str, shape: Shape, own: float
-) -> str:  # fmt: skip
+def _beside(result: Result, defaults: Sequence[Config], name: str, shape: Shape, own: float) -> str:
     """Give what the defaults reached, as far as they were timed, beside a rate."""
-    texts = []
-    for config in defaults:
-        timed = [o for o in result.outcomes if o.config == config and name in o.seconds]
-        if timed:
-            theirs = shape.rate(result.model.code, timed[-1].seconds[name])
-            texts.append(f"{config.family} {theirs:.0f} ({own / theirs:.2f}x)")
-    return ", ".join(texts)
-
-
-def _defaults(device: Device, precision: Precision) -> Iterator[Config]:
-    for family in lookup.competitors(device.traits, precision):
-        yield family.default(device.traits, precision)
+    timed = {o.config: o.seconds[name] for o in result.outcomes if name in o.seconds}
+    rates = {
+        config.family: shape.rate(result.model.code, timed[config])
+        for config in defaults
+        if config in timed
+    }
+    return ", ".join(f"{family} {rate:.0f} ({own / rate:.2f}x)" for family, rate in rates.items())
 
 
 def _pyplot() -> Any:
-    """Import matplotlib with a back end that needs no display.
-
-    Raises
-    ------
-    ClgemmError
-        If it is not installed.
-    """
+    """Import matplotlib with a back end that needs no display; raise ClgemmError without it."""
     try:
         importlib.import_module("matplotlib").use("Agg")
         return importlib.import_module("matplotlib.pyplot")
@@ -183,9 +171,8 @@ def _rates(device: Device, precision: Precision) -> list[float]:
 def _plot(device: Device, results: Mapping[str, Result], file: Path) -> None:
     """Draw rate against n, tuned and by default, and the rates of all candidates."""
     pyplot = _pyplot()
-    figure, axes = pyplot.subplots(
-        max(1, len(results)), 2, figsize=(11, 3.6 * max(1, len(results))), squeeze=False
-    )
+    rows = max(1, len(results))
+    figure, axes = pyplot.subplots(rows, 2, figsize=(11, 3.6 * rows), squeeze=False)
     for (left, right), (code, result) in zip(axes, results.items(), strict=False):
         precision, engine = PRECISIONS[code], engines.of(device)
         tuned = engine.parameters.of(code)

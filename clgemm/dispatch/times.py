@@ -1,9 +1,7 @@
 """How long a product takes on the host and on the device, from a few measured shapes.
 
-Each side is a sum of four counts, times the seconds that one takes: calls, multiplications,
-elements read and elements written.  What the sum misses at a measured shape it misses nearby too
-(threads that start, tiles that do not fill), so predictions are corrected by these misses, weighted
-by how near the shapes are.
+Each side counts calls, multiplications, elements read and elements written; `tuning.cost_model`
+finds the seconds of each.
 """
 
 from __future__ import annotations
@@ -16,15 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.problem import PRECISIONS
-from clgemm.tuning import fitting
+from clgemm.tuning import cost_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from clgemm.problem import Gemm
 
-NEAR = 0.25  # squared distance, in factors of two, below which a measured shape counts fully
-FAR_WEIGHT = 0.05  # of no correction: what is far from all measured shapes is left to the sum
 COPY_RATE = 4e9  # bytes a second at which SciPy copies an operand with gaps before it computes
 
 Shape = tuple[int, int, int]
@@ -54,29 +50,18 @@ class Curve:
     def fitted(cls, seconds: Mapping[Shape, float]) -> Curve:
         """Find the rates that explain the measured times best; relative errors count."""
         rows = np.array([counts(*shape) for shape in seconds])
-        return cls(fitting.rates(rows, list(seconds.values())), dict(seconds))
+        return cls(cost_model.fit(rows, list(seconds.values())), dict(seconds))
 
     def one(self, m: int, n: int, k: int) -> float:
         """Predict one product."""
-        u, v, w = math.log2(m), math.log2(n), math.log2(k)
-        missed, total = 0.0, FAR_WEIGHT
-        for x, y, z, miss in self._misses:
-            distance = (u - x) ** 2 + (v - y) ** 2 + (w - z) ** 2 + NEAR
-            weight = 1 / (distance * distance)
-            missed += weight * miss
-            total += weight
-        return self._sum(m, n, k) * math.exp(missed / total)
+        return self._estimate.seconds(counts(m, n, k), _position(m, n, k))
 
     @cached_property
-    def _misses(self) -> list[tuple[float, float, float, float]]:
-        return [
-            (math.log2(m), math.log2(n), math.log2(k), math.log(t / self._sum(m, n, k)))
-            for (m, n, k), t in self.seconds.items()
-        ]
-
-    def _sum(self, m: int, n: int, k: int) -> float:
-        each = sum(c * rate for c, rate in zip(counts(m, n, k), self.rates, strict=True))
-        return max(each, 1e-9)
+    def _estimate(self) -> cost_model.Estimate:
+        return cost_model.Estimate(
+            self.rates,
+            ((counts(*shape), _position(*shape), t) for shape, t in self.seconds.items()),
+        )
 
     def as_json(self) -> list[list[float]]:
         """Give what was measured; the rest follows from it."""
@@ -95,6 +80,11 @@ class Curve:
         if not found or not all(min(s) > 0 and 0 < t < math.inf for s, t in found.items()):
             raise ValueError("no times, or one that is not positive")
         return cls.fitted(found)
+
+
+def _position(m: int, n: int, k: int) -> tuple[float, float, float]:
+    """Place a shape where one unit is a factor of two."""
+    return math.log2(m), math.log2(n), math.log2(k)
 
 
 class BreakEven(NamedTuple):

@@ -1,42 +1,105 @@
-"""Which of a few configurations is the fastest for a shape: a small model of each, fitted to times.
+"""How long a product takes: a sum of counts, each times the seconds that one takes.
 
-A configuration's time is a sum of counts (`kernels.costs`), each times the seconds that one takes:
-coefficients that are never negative, so that what is larger never comes out faster.  What the sum
-misses at a timed shape it will miss nearby too: predictions are corrected by these misses, weighted
-by how near the shapes are, so at a timed shape the model says what was measured.
+These rates are fitted to measured times, and never negative: what is larger never comes out faster.
+What the sum misses at a timed shape it misses nearby too (threads that start, tiles that do not
+fill), so an `Estimate` is corrected by the misses, weighted by how near the shapes are: at a timed
+shape it says what was measured.  A `Model` chooses among a few configurations by their estimates.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.costs import Costs
-from clgemm.tuning import fitting
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Gemm
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.shapes import Shape
 
+    Position = Sequence[float]
+    Measured = Iterable[tuple[Sequence[float], Position, float]]
+    """Counts, position (a unit is a factor of two) and seconds of each shape that was timed."""
+
 LEAD = 0.97  # of the time of one before it: a variant this close is not worth another kernel
 NEAR = 0.25  # squared distance below which a timed shape counts fully
 FAR_WEIGHT = 0.05  # of no correction: what is far from all timed shapes is left to the sum
 MOST_VARIANTS = 4  # deciding takes a few microseconds for each
 WORTH = 0.015  # mean gain, in log time over all shapes, that another variant must bring
-LEAST = 1e-12  # seconds: a sum of which every rate is zero
+LEAST = 1e-9  # seconds: a sum of which every rate is zero
 FIRST_TOLD = "launches", "shared", "operands", "results", "busiest", "depth"
 """Costs by how much a family's times say of them: one that packs shows it in a few products."""
 AT_MOST = 10.0  # times the best, which a variant counts that does not run a shape at all
+
+
+def fit(
+    counts: NDArray[Any], seconds: Sequence[float], columns: Collection[int] | None = None
+) -> tuple[float, ...]:
+    """Find the seconds of each count such that their sum is near the times; relative errors count.
+
+    The best rates that are not negative are the plain least squares of some of the counts, the
+    others zero.  A handful of counts has few such choices: all are tried.
+
+    Parameters
+    ----------
+    counts : ndarray of shape (times, kinds)
+        How much of each kind there is at each time.
+    seconds : sequence of float
+        The times.
+    columns : collection of int, optional
+        Kinds that may be other than zero; all by default.
+    """
+    rows = np.asarray(counts, float) / np.asarray(seconds, float)[:, None]
+    kinds = rows.shape[1]
+    able = [i for i in (range(kinds) if columns is None else columns) if rows[:, i].any()]
+    scale = np.maximum(rows.max(axis=0), np.finfo(float).tiny)
+    best, least = np.zeros(kinds), math.inf
+    for size in range(1, min(len(able), len(rows)) + 1):
+        for chosen in map(list, itertools.combinations(able, size)):
+            part = rows[:, chosen] / scale[chosen]
+            found = np.linalg.lstsq(part, np.ones(len(rows)), rcond=None)[0]
+            error = float(np.sum((part @ found - 1) ** 2))
+            if np.all(found >= 0) and error < least:
+                best, least = np.zeros(kinds), error
+                best[chosen] = found / scale[chosen]
+    return tuple(best.tolist())
+
+
+class Estimate:
+    """Predicts seconds from the `rates` of counts, and from what was measured nearby."""
+
+    def __init__(self, rates: Sequence[float], measured: Measured) -> None:
+        self._rates = rates
+        self._misses = [
+            (position, math.log(seconds / self._sum(counts)))
+            for counts, position, seconds in measured
+        ]
+
+    def seconds(self, counts: Sequence[float], position: Position) -> float:
+        """Predict what so many of each count take, at a position."""
+        missed, total = 0.0, FAR_WEIGHT
+        for there, miss in self._misses:
+            weight = 1 / (NEAR + math.dist(position, there) ** 2) ** 2
+            missed += weight * miss
+            total += weight
+        return self._sum(counts) * math.exp(missed / total)
+
+    def _sum(self, counts: Sequence[float]) -> float:
+        seconds: float = sum(map(mul, self._rates, counts))
+        return max(seconds, LEAST)
 
 
 @dataclass(frozen=True)
@@ -61,86 +124,56 @@ class Model:
     """The best on the whole first."""
 
     def choose(self, problem: Gemm, refused: Collection[str] = ()) -> Config | None:
-        """Return the configuration that is predicted to be the fastest.
+        """Return the configuration that is predicted to be the fastest, of no `refused` family.
 
-        Parameters
-        ----------
-        problem : Gemm
-            Of any shape.
-        refused : collection of str
-            Families that must not run.
-
-        Returns
-        -------
-        Config or None
-            None if the families of all variants decline it.
+        It is None if the families of all variants decline the problem.
         """
+        families = [variant.config.family for variant in self.variants]
         able = [
             place
-            for place, variant in enumerate(self.variants)
-            if variant.config.family not in refused
-            and BY_NAME[variant.config.family].accepts(problem)
+            for place, name in enumerate(families)
+            if name not in refused and BY_NAME[name].accepts(problem)
         ]
         if not able:
             return None
-        best = able[0]
-        if len(able) > 1 and self.variants[best].rates:
-            times = self.predict(problem, able)
-            for place, seconds in times.items():
-                if seconds < LEAD * times[best]:
-                    best = place
+        best, times = able[0], self.predict(problem, able) if len(able) > 1 else {}
+        for place, seconds in times.items():
+            if seconds < LEAD * times.get(best, 0.0):  # an untimed first one stands
+                best = place
         return self.variants[best].config
 
     def predict(self, problem: Gemm, places: Sequence[int]) -> dict[int, float]:
-        """Return the seconds that variants will take, by their place."""
-        here = _position(problem)
-        weights = [1 / (NEAR + _distance(here, there)) ** 2 for there in self._positions]
+        """Return the seconds that variants will take, by their place; nothing of untimed ones."""
+        position = _position(problem)
         found = {}
         for place in places:
-            variant = self.variants[place]
-            if not variant.rates:
-                continue
-            missed, total = 0.0, FAR_WEIGHT
-            for index, miss in self._misses[place]:
-                missed += weights[index] * miss
-                total += weights[index]
-            costs = BY_NAME[variant.config.family].costs(self.traits, problem, variant.config)
-            found[place] = sum(map(mul, variant.rates, costs)) * math.exp(missed / total)
+            config, estimate = self.variants[place].config, self._estimates[place]
+            if estimate is not None:
+                costs = BY_NAME[config.family].costs(self.traits, problem, config)
+                found[place] = estimate.seconds(costs, position)
         return found
 
     @cached_property
-    def _positions(self) -> list[tuple[float, ...]]:
-        return [_position(shape.problem(self.code)) for shape in self.shapes.values()]
+    def _estimates(self) -> list[Estimate | None]:
+        return [self._estimate(variant) if variant.rates else None for variant in self.variants]
 
-    @cached_property
-    def _misses(self) -> list[list[tuple[int, float]]]:
-        """By variant: places of the shapes it was timed with, and the log of time to sum there."""
-        return [
-            [
-                (index, math.log(variant.seconds[name] / self._sum(variant, shape)))
-                for index, (name, shape) in enumerate(self.shapes.items())
-                if variant.rates and variant.seconds.get(name, 0) > 0
-            ]
-            for variant in self.variants
-        ]
-
-    def _sum(self, variant: Variant, shape: Shape) -> float:
-        costs = costs_of(self.traits, self.code, variant.config, shape)
-        return max(float(sum(map(mul, variant.rates, costs))), LEAST)
+    def _estimate(self, variant: Variant) -> Estimate:
+        return Estimate(variant.rates, (
+            (
+                costs_of(self.traits, self.code, variant.config, shape),
+                _position(shape.problem(self.code)),
+                variant.seconds[name],
+            )
+            for name, shape in self.shapes.items()
+            if variant.seconds.get(name, 0) > 0
+        ))  # fmt: skip
 
 
-def _position(g: Gemm) -> tuple[float, ...]:
+def _position(g: Gemm) -> Position:
     """Place a problem where one unit is a factor of two, or a way operands lie."""
     log = math.log2
     odd = (g.lda | g.ldb) % 4 != 0
     return log(g.m), log(g.n), log(g.k), log(g.batch), g.trans_a, g.trans_b, odd
-
-
-def _distance(x: tuple[float, ...], y: tuple[float, ...]) -> float:
-    m, n, k, batch, trans_a, trans_b, odd = x
-    dm, dn, dk, db = m - y[0], n - y[1], k - y[2], batch - y[3]
-    ways = (trans_a != y[4]) + (trans_b != y[5]) + (odd != y[6])
-    return dm * dm + dn * dn + dk * dk + db * db + ways
 
 
 def costs_of(traits: DeviceTraits, code: str, config: Config, shape: Shape) -> Costs:
@@ -152,7 +185,7 @@ def fitted(
     traits: DeviceTraits, code: str, shapes: Mapping[str, Shape], config: Config,
     seconds: Mapping[str, float],
 ) -> Variant:  # fmt: skip
-    """Find the seconds of each cost that explain the times best; relative errors count.
+    """Find the seconds of each cost that explain a configuration's times best.
 
     With fewer times than costs one cost less than there are times is told apart, those first that
     weigh most; two at least.
@@ -161,7 +194,7 @@ def fitted(
     counts = np.array([costs_of(traits, code, config, shapes[name]) for name in timed], float)
     kinds = FIRST_TOLD[: max(2, len(timed) - 1)] if len(timed) < len(FIRST_TOLD) else FIRST_TOLD
     told_apart = [Costs._fields.index(name) for name in kinds]
-    return Variant(config, fitting.rates(counts, list(timed.values()), told_apart), timed)
+    return Variant(config, fit(counts, list(timed.values()), told_apart), timed)
 
 
 def portfolio(times: Mapping[Config, Mapping[str, float]]) -> list[Config]:

@@ -1,19 +1,66 @@
-"""What became of a candidate, as a value that travels between processes and into the store."""
+"""What a worker is told and asked, and what it answers: values that travel between processes."""
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm.kernels.family import Config
+from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
-VET, TRY, RACE, CHECK = "vet", "try", "race", "check"
-"""What is done with a candidate: see `Trial.attempt`."""
+class Task(Enum):
+    """What a worker does with a candidate."""
+
+    VERIFY = "verify"
+    """Build what it takes to measure it, and verify it."""
+    MEASURE = "measure"
+    """Measure it, which passed that, with the shapes that the search goes by."""
+    VERIFY_FINALIST = "verify finalist"
+    """Verify all transposes, and often: what a winner must pass."""
+    MEASURE_FINALIST = "measure finalist"
+    """Measure it, which passed that, with every shape."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether a time comes of it."""
+        return self in {Task.MEASURE, Task.MEASURE_FINALIST}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it decides about a winner."""
+        return self in {Task.VERIFY_FINALIST, Task.MEASURE_FINALIST}
+
+
+class Setup(NamedTuple):
+    """What a worker is told before anything else."""
+
+    device: int
+    """Place of the device in `devices.find()`."""
+    fingerprint: str
+    """Of that device: in the worker it must be the same one."""
+    precision: str
+    """BLAS letter."""
+    asked: Mapping[str, Shape] = {}
+    """Shapes that every candidate is measured with, by name, in place of the usual ones."""
+    programs: str = ""
+    """Folder through which workers share what they compiled."""
+    measures: bool = True
+    """Whether this worker will measure, and had better have operands ready."""
+    side: int = 0
+    """Of the square among the shapes; 0 if the first measurement is to find it."""
+    clock: str = ""
+    """Whose clock counts; "" if the first measurement is to find out."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Setup:
+        """Read what JSON made of it."""
+        asked = {name: Shape(*sizes) for name, sizes in data["asked"].items()}
+        return cls(**data)._replace(asked=asked)
 
 
 @dataclass(frozen=True)
@@ -41,22 +88,13 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Turn into what JSON can hold."""
-        return {
-            "config": config_as_json(self.config),
-            "status": self.status,
-            "detail": self.detail,
-            "seconds": self.seconds,
-            "side": self.side,
-            "spread": self.spread,
-            "clock": self.clock,
-        }
+        return vars(self) | {"config": config_as_json(self.config)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         """Read what `as_json` wrote."""
-        config = config_from_json(data["config"])
         return cls(
-            config,
+            config_from_json(data["config"]),
             data["status"],
             data["detail"],
             dict(data["seconds"]),
@@ -74,11 +112,3 @@ def config_as_json(config: Config) -> dict[str, Any]:
 def config_from_json(data: Mapping[str, Any]) -> Config:
     """Read a Config from a stored object."""
     return Config.of(str(data["family"]), data["params"])
-
-
-def medians(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Return the median seconds of several races by shape."""
-    return {
-        name: statistics.median(outcome.seconds[name] for outcome in outcomes)
-        for name in outcomes[0].seconds
-    }

@@ -1,4 +1,4 @@
-"""What a tuning run is asked for, what it found, and what earlier runs ruled out."""
+"""What a search is asked for and what it found."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from clgemm.tuning.outcome import Outcome
-from clgemm.tuning.store.entries import current_trials, stored_config, variant_as_json
-from clgemm.tuning.store.lookup import entry_name
+from clgemm.tuning.store.entries import variant_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from clgemm.kernels.family import Config
-    from clgemm.problem import Precision
-    from clgemm.traits import DeviceTraits
     from clgemm.tuning.cost_model import Model
+    from clgemm.tuning.outcome import Outcome
     from clgemm.tuning.shapes import Shape
-    from clgemm.tuning.store.store import Store
-
-DEADLY = frozenset({"crash", "hang"})
-RULED_OUT = DEADLY | {"wrong", "build"}  # "run" may have been another's use of memory
 
 
 @dataclass(frozen=True)
@@ -31,7 +23,7 @@ class Effort:
     mode: str = "auto"
     """auto, quick or full: see `settings.tune_mode`."""
     seconds: float = 5.0
-    """The whole run's budget."""
+    """The budget of the whole search."""
     asked: Mapping[str, Shape] = field(default_factory=dict)
     """Shapes to go by, by name, in place of the usual ones."""
     keeps_on_interrupt: bool = False
@@ -40,12 +32,12 @@ class Effort:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found."""
+    """What a search found."""
 
     model: Model
     """The winners, and which of them is the best for a shape."""
     outcomes: Sequence[Outcome]
-    """In the order of the trials."""
+    """In the order in which candidates were measured or failed."""
     seconds: float
     interrupted: bool = False
 
@@ -58,18 +50,3 @@ class Result:
             "variants": [variant_as_json(variant) for variant in self.model.variants],
             "trials": [outcome.as_json() for outcome in self.outcomes],
         }
-
-
-def failures(store: Store, traits: DeviceTraits, precision: Precision) -> dict[Config, Outcome]:
-    """Return what is never tried again on this device and driver with these sources, and why."""
-    found: dict[Config, Outcome] = {}
-    for data in current_trials(store.read().entries.get(entry_name(precision))):
-        outcome = Outcome.from_json(data)
-        if outcome.status in RULED_OUT and stored_config(data["config"], traits, precision):
-            found[outcome.config] = outcome
-    for killer in store.interrupted():
-        config = stored_config(killer, traits, precision)
-        if config is not None and config not in found:
-            reason = "a tuning run was killed while it was tried"
-            found[config] = Outcome(config, "crash", reason)
-    return found

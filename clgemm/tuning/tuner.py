@@ -37,13 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Parameters:
-    """The parameters in use on one device, found when they are first needed.
-
-    Parameters
-    ----------
-    device : Device
-        The device.
-    """
+    """The parameters in use on one device, found when they are first needed."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -55,7 +49,11 @@ class Parameters:
 
     def known(self, code: str) -> Tuned | None:
         """Return the parameters of a precision if they are known; finds out nothing."""
-        return self._tuned.get(self._key(code))
+        return self._tuned.get(entry_name(PRECISIONS[code]))
+
+    def use(self, code: str, tuned: Tuned) -> None:
+        """Use these parameters from here on."""
+        self._tuned[entry_name(PRECISIONS[code])] = tuned
 
     def stored(self, code: str) -> Tuned | None:
         """Return the parameters of a precision if they are known or stored; searches nothing."""
@@ -73,13 +71,12 @@ class Parameters:
                         self.use(code, known)
         return known
 
-    def use(self, code: str, tuned: Tuned) -> None:
-        """Use these parameters from here on."""
-        self._tuned[self._key(code)] = tuned
-
-    @staticmethod
-    def _key(code: str) -> str:
-        return entry_name(PRECISIONS[code])
+    def of(self, code: str) -> Tuned:
+        """Return the parameters of one precision: from memory, a file or a search."""
+        with self._lock:
+            known = self.known(code) or self._load_or_search(PRECISIONS[code])
+            self.use(code, known)
+            return known
 
     def config_for(self, problem: Gemm) -> Config:
         """Return the configuration that a problem runs with; the first call may search."""
@@ -104,14 +101,25 @@ class Parameters:
         family = next(f for f in families if f.name not in self.refused and f.accepts(problem))
         return family.default(traits, precision)
 
-    def of(self, code: str) -> Tuned:
-        """Return the parameters of one precision: from memory, a file or a search."""
-        with self._lock:
-            known = self.known(code)
-            if known is None:
-                known = _load_or_search(self._device, PRECISIONS[code])
-                self.use(code, known)
-            return known
+    def tune(self, code: str, effort: Effort) -> Result:
+        """Search for one precision's parameters now, whatever is stored, and keep the result.
+
+        Raises
+        ------
+        TuningError
+            If no candidate was found to be right, or another process does not end its own search.
+        """
+        precision, store = PRECISIONS[code], store_for(self._device.traits)
+        self._device.require(precision)
+        with (
+            self._lock,
+            store.turn(entry_name(precision), effort.seconds, lambda _seconds: None) as refusal,
+        ):
+            if refusal:
+                raise TuningError(refusal)
+            result, tuned = self._search(precision, store, effort)
+            self.use(code, tuned)
+        return result
 
     def _verified(self, precision: Precision, tuned: Tuned, config: Config) -> Tuned:
         """Verify a configuration from a file before its first use, or go on with the others."""
@@ -125,98 +133,54 @@ class Parameters:
                 verification.warn(self._device, precision, tuned, wrong)
                 tuned = tuned.without(config)
                 if not tuned.configs:
-                    tuned = _searched(self._device, precision, store, stored=False)
+                    tuned = self._searched(precision, store, reads=False)
                 self.use(precision.code, tuned)
         return tuned
 
-    def tune(self, code: str, effort: Effort) -> Result:
-        """Search for one precision's parameters now, whatever is stored, and keep the result.
+    def _load_or_search(self, precision: Precision) -> Tuned:
+        traits = self._device.traits
+        if not settings.tuning_enabled():
+            return defaults(traits, precision, "CLGEMM_TUNE=off")
+        if not competitors(traits, precision):
+            return defaults(traits, precision, "no other family fits this device")
+        store = store_for(traits)
+        stored = find_stored(store, traits, precision)
+        return stored or self._searched(precision, store, reads=True)
 
-        Parameters
-        ----------
-        code : str
-            BLAS letter.
-        effort : Effort
-            How hard to search.
+    def _searched(self, precision: Precision, store: Store, *, reads: bool) -> Tuned:
+        """Search, or wait for a process that does and read its result; defaults if both fail."""
+        traits = self._device.traits
+        what = f"{precision.code}gemm on {traits.describe()}"
+        effort = Effort(settings.tune_mode(), settings.search_seconds())
 
-        Raises
-        ------
-        TuningError
-            If no candidate passed its checks, or another process does not end its own search.
-        """
-        device, precision = self._device, PRECISIONS[code]
-        store = store_for(device.traits)
-        device.require(precision)
-        with (
-            self._lock,
-            store.turn(entry_name(precision), effort.seconds, lambda _seconds: None) as refusal,
-        ):
-            if refusal:
-                raise TuningError(refusal)
-            result = _run_search(device, precision, store, effort)
-            self.use(code, _store(store, precision, result))
-        return result
+        def waiting(seconds: float) -> None:
+            words = "another process is tuning %s; waiting for its result, at most %g s"
+            log.info(words, what, seconds)
 
+        try:
+            with store.turn(entry_name(precision), effort.seconds, waiting) as refusal:
+                found = find_stored(store, traits, precision) if reads else None
+                if found is not None:
+                    return found
+                if refusal:
+                    return defaults(traits, precision, f"not tuned: {refusal}")
+                words = "tuning %s for at most %g s; later processes read the result from %s"
+                log.info(words, what, effort.seconds, store.path)
+                return self._search(precision, store, effort)[1]
+        except (TuningError, OSError) as error:
+            log.warning("tuning %s failed: %s", what, error)
+            return defaults(traits, precision, f"tuning failed: {error}")
 
-def _load_or_search(device: Device, precision: Precision) -> Tuned:
-    traits = device.traits
-    if not settings.tuning_enabled():
-        return defaults(traits, precision, "CLGEMM_TUNE=off")
-    if not competitors(traits, precision):
-        return defaults(traits, precision, "no other family fits this device")
-    store = store_for(traits)
-    stored = find_stored(store, traits, precision)
-    return stored or _searched(device, precision, store, stored=True)
+    def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:
+        """Search and store what is found."""
+        from clgemm.tuning.search.search import Search  # noqa: PLC0415 - a search needs much
 
-
-def _searched(device: Device, precision: Precision, store: Store, *, stored: bool) -> Tuned:
-    """Search, or take what is `stored` meanwhile; defaults if neither works."""
-    traits = device.traits
-    try:
-        return _search_in_turn(device, precision, store, stored=stored)
-    except (TuningError, OSError) as error:
-        log.warning("tuning %sgemm on %s failed: %s", precision.code, traits.describe(), error)
-        return defaults(traits, precision, f"tuning failed: {error}")
-
-
-def _search_in_turn(device: Device, precision: Precision, store: Store, *, stored: bool) -> Tuned:
-    """Search, unless another process is at it: then wait for what it finds."""
-    traits = device.traits
-
-    def waiting(seconds: float) -> None:
-        log.info(
-            "another process is tuning %sgemm on %s; waiting for its result, at most %g s",
-            precision.code, traits.describe(), seconds,
-        )  # fmt: skip
-
-    with store.turn(entry_name(precision), settings.search_seconds(), waiting) as refusal:
-        found = find_stored(store, traits, precision) if stored else None
-        if found is not None:
-            return found
-        if refusal:
-            return defaults(traits, precision, f"not tuned: {refusal}")
-        return _search(device, precision, store)
-
-
-def _search(device: Device, precision: Precision, store: Store) -> Tuned:
-    effort = Effort(settings.tune_mode(), settings.search_seconds())
-    log.info(
-        "tuning %sgemm on %s for at most %g s; later processes read the result from %s",
-        precision.code, device.traits.describe(), effort.seconds, store.path,
-    )  # fmt: skip
-    return _store(store, precision, _run_search(device, precision, store, effort))
-
-
-def _run_search(device: Device, precision: Precision, store: Store, effort: Effort) -> Result:
-    from clgemm.tuning.search.search import Campaign  # noqa: PLC0415 - only a search needs all this
-
-    first = find_starting_points(store, device.traits, precision)
-    return Campaign(device.traits, precision, store, effort, first).run()
-
-
-def _store(store: Store, precision: Precision, result: Result) -> Tuned:
-    written = store.write(entry_name(precision), result.entry())
-    if written:
-        verification.remember(store, precision, (v.config for v in result.model.variants))
-    origin = str(store.path) if written else "found by this process, not stored"
-    return Tuned(result.model, f"tuned: {origin}")
+        traits = self._device.traits
+        first = find_starting_points(store, traits, precision)
+        result = Search(traits, precision, store, effort, first).run()
+        written = store.write(entry_name(precision), result.entry())
+        if written:
+            configs = (variant.config for variant in result.model.variants)
+            verification.remember(store, precision, configs)
+        origin = str(store.path) if written else "found by this process, not stored"
+        return result, Tuned(result.model, f"tuned: {origin}")

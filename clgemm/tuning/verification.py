@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import ClgemmError, ClgemmWarning, TuningError
 from clgemm.runtime import devices, opencl_errors
-from clgemm.tuning.outcome import CHECK, config_as_json
-from clgemm.tuning.search.budget import HANG_SECONDS
+from clgemm.tuning.outcome import Setup, Task, config_as_json
+from clgemm.tuning.search.budget import HANG_SECONDS, START_SECONDS
 from clgemm.tuning.store.entries import stored_config
 from clgemm.tuning.store.lookup import entry_name
 from clgemm.tuning.store.store import note_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
     from clgemm.runtime.device import Device
-    from clgemm.tuning.measure.verify import Checker
+    from clgemm.tuning.measure.verify import Verifier
     from clgemm.tuning.store.lookup import Tuned
     from clgemm.tuning.store.store import State, Store
 
@@ -54,24 +54,24 @@ def find_fault(device: Device, precision: Precision, store: Store, config: Confi
     if _note(config, precision) in store.state().verified:
         return ""
     interrupted = [stored_config(x, device.traits, precision) for x in store.interrupted()]
-    from clgemm.tuning.measure.verify import Checker  # noqa: PLC0415 - most processes verify none
+    from clgemm.tuning.measure.verify import Verifier  # noqa: PLC0415 - most processes verify nothing
 
     if config in interrupted:
         wrong = _verify_apart(device, precision, store, config)
     else:
-        wrong = _verify(Checker(device, precision), store, config)
+        wrong = _verify(Verifier(device, precision), store, config)
     if wrong:
         return f"{config}: {wrong}"
     remember(store, precision, [config])
     return ""
 
 
-def _verify(checker: Checker, store: Store, config: Config) -> str:
+def _verify(verifier: Verifier, store: Store, config: Config) -> str:
     candidate = config_as_json(config)
     store.begin(candidate)
     try:
         with opencl_errors.translated_errors(str(config)):
-            return checker.quick(config)
+            return verifier.quick_mismatch(config) or ""
     except (ClgemmError, MemoryError) as error:
         return str(error)
     finally:
@@ -80,15 +80,14 @@ def _verify(checker: Checker, store: Store, config: Config) -> str:
 
 def _verify_apart(device: Device, precision: Precision, store: Store, config: Config) -> str:
     """Verify in another process what a process ended with: it may have been killed from outside."""
-    from clgemm.tuning.workers.worker import Worker  # noqa: PLC0415 - hardly ever needed
+    from clgemm.tuning.workers.pool import Worker  # noqa: PLC0415 - hardly ever needed
 
     traits = device.traits
     place = [found.traits for found in devices.find()].index(traits)
+    setup = Setup(place, traits.fingerprint(), precision.code)
     try:
-        with Worker(place, traits.fingerprint(), precision.code) as child:
-            outcome = child.attempt(
-                config, {}, task=CHECK, patience=lambda waited: HANG_SECONDS - waited
-            )
+        with Worker(setup, lambda waited: START_SECONDS - waited) as worker:
+            outcome = worker.ask(Task.VERIFY_FINALIST, config, lambda waited: HANG_SECONDS - waited)
     except (TuningError, OSError) as error:
         return f"a process ended while it ran, and it could not be tried again: {error}"
     if not outcome.ok:

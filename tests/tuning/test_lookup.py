@@ -18,7 +18,8 @@ from clgemm.kernels.costs import Costs
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import private_files
 from clgemm.traits import fingerprint_of
-from clgemm.tuning import results, tuner
+from clgemm.tuning import tuner
+from clgemm.tuning.search import search
 from clgemm.tuning.store import files, lookup, similar, store
 from clgemm.tuning.store.files import SCHEMA, read_cached, read_file
 from clgemm.tuning.store.similar import Similarity
@@ -145,7 +146,7 @@ def test_what_ships_for_a_device_or_its_architecture_is_used(traits, shipped, mo
     else:
         assert "found on this device" in tuned.origin
     assert "kernel source" not in tuned.origin
-    monkeypatch.setattr(tuner, "_search", None)
+    monkeypatch.setattr(tuner.Parameters, "_search", None)
     parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
     assert parameters.of("s") == tuned, "without a search"
 
@@ -326,7 +327,7 @@ def test_what_an_older_release_found_is_read_once_and_kept_anew(cache, monkeypat
     assert single["variants"] == entry(FIRST)["variants"]
     assert single["trials"][0]["status"] == "wrong"
     assert (single["tuned"], single["search_seconds"]) == ("2026-11-21T12:00:00+00:00", 2.5)
-    assert FOURTH in results.failures(lookup.store_for(CPU), CPU, S), "never tried again"
+    assert FOURTH in search.ruled_out(lookup.store_for(CPU), CPU, S), "never tried again"
     assert double["sources"] == {SECOND.family: OLD}
     assert looked_up(precision=PRECISIONS["d"]) is None
     assert usage(CPU, CPU, name="gemm.d") == f"not used: the sources of {FIRST.family} changed"
@@ -381,7 +382,9 @@ SPOILT = {
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_what_somebody_spoilt_makes_no_product_raise(spoil, cache, monkeypatch):
-    monkeypatch.setattr(tuner, "_search", lambda *_: lookup.defaults(CPU, S, "a search"))
+    monkeypatch.setattr(
+        tuner.Parameters, "_search", lambda *_: (None, lookup.defaults(CPU, S, "a search"))
+    )
     write(cache, CPU, FIRST)
     path = lookup.store_for(CPU).path
     data = json.loads(path.read_text())
@@ -473,7 +476,7 @@ def test_of_a_file_of_others_only_what_is_known_is_taken_up(shipped, capsys):
     assert "used" in capsys.readouterr().out
     text = lookup.store_for(CPU).path.read_text()
     assert "theirs" not in text
-    assert results.failures(lookup.store_for(CPU), CPU, S) == {}
+    assert search.ruled_out(lookup.store_for(CPU), CPU, S) == {}
     assert looked_up().configs == (FIRST,)
 
 

@@ -1,1 +1,1 @@
-"""Is a configuration right (`verify`), and how fast is it (`measure`, `stopwatch`, `timing`)?"""
+"""Find out whether a configuration is right (`verify`) and how fast it is (`measure`, `timing`)."""

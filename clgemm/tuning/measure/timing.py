@@ -1,15 +1,31 @@
-"""The only stopwatch: warm-up, repeats, median, and a guard against noise."""
+"""The only stopwatch: warm-up, repeats, median, a guard against noise, and whose clock counts.
+
+The device's clock leaves out what launching and waiting cost, which is noise on a busy host; but
+some drivers report nonsense.  So the first plan that a `Stopwatch` times is timed by both.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clgemm.runtime.kernel_runner import KernelRunner
+from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from clgemm.kernels.family import Plan
+    from clgemm.problem import Gemm
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.kernel_runner import Values
+
+log = logging.getLogger(__name__)
 
 PAUSE = 0.06  # seconds; OpenBLAS' workers spin that long after a call, on cores others need
 SETTLE_SECONDS, SETTLE_STEP = 0.4, 0.01  # that threads may spin on for, at most; and each look
@@ -18,6 +34,13 @@ BLOCK_SECONDS = 0.12
 STEADY = 0.04  # a median this much above the least time is a quiet machine's
 HOPELESS = 2  # runs: a single one may have had to wait for another process
 STRETCH = 5  # times as long a noisy machine is measured
+
+DEVICE_CLOCK = "the device's clock"
+NANOSECOND = 1e-9
+COMPARED = 6  # runs timed by both clocks
+LAUNCH_SECONDS = 0.0005  # what launching and waiting may take on top of the device's work
+SLACK = 1.05  # two clocks of a machine may run apart by this much
+SHARE = 0.75  # of the host's time that the device must account for, launching aside
 
 
 class Timing(NamedTuple):
@@ -52,7 +75,7 @@ def measure(
     seconds: float = 0.04,
     least: int = 3,
     most: int = 50,
-    give_up: float = float("inf"),
+    give_up: float = math.inf,
     stretch: float = 1,
     clock: Callable[[], float] | None = None,
 ) -> Timing:
@@ -63,10 +86,6 @@ def measure(
     run : callable
         Called once to warm up, then at least `least` and at most `most` times, until `seconds` have
         passed.
-    seconds : float
-        Time to spend, in seconds.
-    least, most : int
-        Bounds on the number of runs.
     give_up : float
         If the first two runs are slower than this, in seconds, no more follow.
     stretch : float
@@ -88,21 +107,15 @@ def measure(
         run()
         after = time.perf_counter()
         times.append(clock() if clock else after - before)
-        if len(times) == HOPELESS and min(times) > give_up:
+        passed, count = after - start, len(times)
+        if count == HOPELESS and min(times) > give_up:
             break
-        enough = len(times) >= most or (len(times) >= least and after - start > seconds)
-        if enough and _settled(times, after - start, seconds, most, stretch):
+        if count < most and (count < least or passed <= seconds):
+            continue
+        tried = passed > stretch * seconds or count >= stretch * most
+        if tried or of_times(times).spread <= STEADY:
             break
     return of_times(times)
-
-
-def _settled(
-    times: Sequence[float], passed: float, seconds: float, most: int, stretch: float
-) -> bool:
-    """Tell whether the times agree, or going on was tried for long enough."""
-    if passed > stretch * seconds or len(times) >= stretch * most:
-        return True
-    return of_times(times).spread <= STEADY
 
 
 def settle(most: float = SETTLE_SECONDS) -> None:
@@ -142,9 +155,8 @@ def _busy_ticks() -> tuple[float, float] | None:
         return None
     user, nice, system, _idle, _wait, irq, soft, steal = (int(x) for x in lines[0].split()[1:9])
     own = os.times()
-    return user + nice + system + irq + soft + steal, (own.user + own.system) * os.sysconf(
-        "SC_CLK_TCK"
-    )
+    ticks = os.sysconf("SC_CLK_TCK")
+    return user + nice + system + irq + soft + steal, (own.user + own.system) * ticks
 
 
 def quiet_measure(
@@ -157,12 +169,7 @@ def quiet_measure(
 ) -> Timing:
     """Time `run` in a block during which other processes took less than 8 % of a core.
 
-    Parameters
-    ----------
-    run : callable
-        See `measure`, as for `seconds`, `least` and `most`.
-    tries : int
-        Blocks to measure at most until a quiet one is found.
+    At most so many `tries` are made to find one; for the rest see `measure`.
     """
     least_disturbed: tuple[float, Timing] | None = None
     for rejected in range(tries):
@@ -181,22 +188,7 @@ def quiet_measure(
 def side_by_side(
     runs: Mapping[str, Callable[[], object]], *, rounds: int = 3, seconds: float = BLOCK_SECONDS
 ) -> dict[str, Timing]:
-    """Time several ways to do the same in alternating blocks with a pause between them.
-
-    Parameters
-    ----------
-    runs : mapping
-        What to time, by name.
-    rounds : int
-        Blocks of each.
-    seconds : float
-        Length of a block, in seconds.
-
-    Returns
-    -------
-    dict
-        The median of the blocks' medians, by name.
-    """
+    """Time several ways to do the same in alternating blocks; return the blocks' medians."""
     blocks: dict[str, list[Timing]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -213,3 +205,96 @@ def side_by_side(
         )
         for name, timings in blocks.items()
     }
+
+
+class TracedPlan:
+    """A plan with its values, which keeps the events of its last run."""
+
+    def __init__(self, device: Device, problem: Gemm, plan: Plan, values: Values) -> None:
+        self._runner = KernelRunner(device, problem, plan)
+        self._values = values
+        self._events: list[Any] = []
+
+    def run(self) -> None:
+        """Launch every step and wait for the last one."""
+        self._events.clear()
+        self._runner.execute(self._values, events=self._events)
+
+    def seconds(self) -> float:
+        """Return what the last run took by the device's clock, as `seconds_of` does."""
+        return seconds_of(self._events)
+
+
+def seconds_of(events: Sequence[cl.Event]) -> float:
+    """Return the seconds from the first launch's start to the last one's end; NaN if not told."""
+    try:
+        ticks = events[-1].profile.end - events[0].profile.start
+    except (cl.Error, IndexError) as error:
+        log.info("no times of launches: %s", error)
+        return math.nan
+    return float(ticks * NANOSECOND)
+
+
+class Stopwatch:
+    """Times plans on one device, by its own clock where that can be trusted.
+
+    Parameters
+    ----------
+    device : Device
+        It gets a queue that times launches, so nothing else may use it.
+    clock : str
+        What an earlier stopwatch found, if times are to be compared with its.
+    """
+
+    def __init__(self, device: Device, clock: str = "") -> None:
+        self.clock = clock
+        """Whose clock is used, and why; "" until the first plan is timed."""
+        try:
+            device.queue = cl.CommandQueue(
+                device.context, properties=cl.command_queue_properties.PROFILING_ENABLE
+            )
+        except cl.Error as error:
+            log.info("%s times no launches: %s", device, error)
+            self.clock = "the host's clock: the driver times no launches"
+
+    def time(self, plan: TracedPlan, *, seconds: float, give_up: float = math.inf) -> Timing:
+        """Time a plan for `seconds`, longer on a noisy machine; see `measure`."""
+        if not self.clock:
+            self._compare(plan)
+        clock = plan.seconds if self.clock == DEVICE_CLOCK else None
+        return measure(
+            plan.run, seconds=seconds, least=2, give_up=give_up, stretch=STRETCH, clock=clock
+        )
+
+    def _compare(self, plan: TracedPlan) -> None:
+        plan.run()  # the first run may still load the kernel
+        pairs = []
+        for _ in range(COMPARED):
+            before = time.perf_counter()
+            plan.run()
+            pairs.append((time.perf_counter() - before, plan.seconds()))
+        reason = why_not_trusted(pairs)
+        self.clock = f"the host's clock: {reason}" if reason else DEVICE_CLOCK
+
+
+def why_not_trusted(pairs: Sequence[tuple[float, float]]) -> str | None:
+    """Say why a device's clock cannot be trusted, None if it can.
+
+    Parameters
+    ----------
+    pairs : sequence
+        Seconds of some runs by the host's clock and by the device's.
+    """
+    # The run that the host waited for the least: others may have had to share the CPU.
+    host, quietest = min(pairs)
+    if any(math.isnan(device) for _, device in pairs):
+        return "the device reports no times"
+    if any(device <= 0 for _, device in pairs):
+        return "the device reports runs that took no time"
+    if any(device > host * SLACK + LAUNCH_SECONDS for host, device in pairs):
+        return "the device reports more time than has passed"
+    if quietest < (host - LAUNCH_SECONDS) * SHARE:
+        return "the device reports less time than its work took"
+    if len(pairs) > 2 and len({device for _, device in pairs}) == 1:
+        return "the device's clock is too coarse"
+    return None

@@ -1,4 +1,4 @@
-"""Is a configuration right?  Odd shapes, all transposes, beta zero and not, poisoned memory, often.
+"""Verifies configurations: odd shapes, all transposes, beta zero and not, poisoned memory, often.
 
 The reference is NumPy's product in double precision, made once for all candidates.
 """
@@ -28,7 +28,7 @@ OFTEN_SHAPE = (133, 97, 131)  # several work-groups of any family, and soon done
 QUICK_SHAPE = (67, 45, 129)
 PADDING = 3  # rows of NaN below C that must stay as they are
 REPEATS = 3  # of each case before a candidate is timed: a race need not show in the first run
-WINNER_REPEATS = 120  # of one case for a winner: one wrong in 20 runs passes these once in 470
+FINALIST_REPEATS = 120  # of one case for a finalist: one wrong in 20 runs passes once in 470
 
 
 def random_matrix(
@@ -46,29 +46,29 @@ def operands(
 ) -> Iterator[tuple[Operand, Operand]]:
     """Yield operands for op(A) @ op(B): N with N, or (`every`) N, T and C with N, T and C."""
     ops = "NTC" if every and precision.is_complex else "NT" if every else "N"
+
+    def operand(op: str, rows: int, columns: int) -> Operand:
+        if op == "N":
+            return Operand(random_matrix(rng, precision, rows, columns))
+        return Operand(random_matrix(rng, precision, columns, rows).T, conj=op == "C")
+
     for op_a in ops:
         for op_b in ops:
-            a = random_matrix(rng, precision, *((m, k) if op_a == "N" else (k, m)))
-            b = random_matrix(rng, precision, *((k, n) if op_b == "N" else (n, k)))
-            yield (
-                Operand(a if op_a == "N" else a.T, conj=op_a == "C"),
-                Operand(b if op_b == "N" else b.T, conj=op_b == "C"),
-            )
+            yield operand(op_a, m, k), operand(op_b, k, n)
 
 
 def reference(a: Operand, b: Operand, precision: Precision) -> NDArray[Any]:
     """Return a @ b, computed by NumPy in a precision that is wide enough."""
-    left, right = (x.data.astype(precision.dtype) for x in (a, b))
-    product: NDArray[Any] = (np.conj(left) if a.conj else left) @ (
-        np.conj(right) if b.conj else right
-    )
+    wide = (x.data.astype(precision.dtype) for x in (a, b))
+    left, right = (np.conj(x) if o.conj else x for x, o in zip(wide, (a, b), strict=True))
+    product: NDArray[Any] = left @ right
     return product
 
 
 def planned(
     device: Device, config: Config, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
 ) -> tuple[Gemm, Plan]:
-    """Describe a product and plan it as the driver would."""
+    """Describe a product and plan it as a call would."""
     problem = describe(a, b, c, reads_c=reads_c)
     if device.traits.unified_memory:
         # Where operands are copied they always are aligned: let kernels rely on it here, too.
@@ -107,77 +107,58 @@ class Case(NamedTuple):
     limit: NDArray[Any]
     """The a-priori bound on each element's error, doubled."""
 
-    def mismatch(self, device: Device, config: Config) -> str:
-        """Run once and return what is wrong, with its numbers, or ""."""
+    def mismatch(self, device: Device, config: Config) -> str | None:
+        """Run once and return what is wrong, with its numbers."""
         room = self.before.copy(order="K")
         m = self.want.shape[0]
         run_once(device, config, self.a, self.b, room[:m], self.alpha, self.beta, poison=True)
         worst = np.max(np.abs(room[:m] - self.want) / self.limit)
         if worst <= 1 and np.all(np.isnan(room[m:])):
-            return ""
+            return None
         (m, k), n = self.a.data.shape, self.b.data.shape[1]
         what = f"error {worst:.3g} times the bound" if not worst <= 1 else "wrote beyond C"
         return f"{m} x {n} x {k}, beta {self.beta}: {what}"
 
 
-class Checker:
-    """Compares configurations of one precision with a reference.
-
-    Parameters
-    ----------
-    device : Device
-        The device.
-    precision : Precision
-        Of the products.
-    """
+class Verifier:
+    """Compares configurations of one precision with a reference."""
 
     def __init__(self, device: Device, precision: Precision) -> None:
         self._device = device
         self._precision = precision
         self._cases: dict[bool, list[Case]] = {}
 
-    def mismatch(self, config: Config, *, every: bool) -> str:
+    def mismatch(self, config: Config, *, finalist: bool) -> str | None:
         """Compare a configuration with the reference on odd shapes, several times.
 
-        Parameters
-        ----------
-        config : Config
-            What to check.
-        every : bool
-            Check all transposes, and one case `WINNER_REPEATS` times: what a winner must pass.
-
-        Returns
-        -------
-        str
-            The first mismatch with its numbers, or "".
+        A finalist is compared in all transposes, and in one case `FINALIST_REPEATS` times.  What is
+        returned is the first mismatch with its numbers.
         """
-        turns = [(case, REPEATS) for case in self._made(every=every)]
-        if every:
+        turns = [(case, REPEATS) for case in self._made(every=finalist)]
+        if finalist:
             often = next(self._make([OFTEN_SHAPE], every=False))
-            turns.append((often, WINNER_REPEATS))
-        return next(filter(None, (self._repeat(config, *turn) for turn in turns)), "")
+            turns.append((often, FINALIST_REPEATS))
+        for case, repeats in turns:
+            for count in range(repeats):
+                mismatch = case.mismatch(self._device, config)
+                if mismatch:
+                    return f"{mismatch}, in run {count + 1} of {repeats}"
+        return None
 
-    def kernels(self, config: Config, *, every: bool) -> set[KernelSpec]:
-        """Name the kernels that a configuration is checked with, in all transposes or in none."""
+    def kernels(self, config: Config, *, finalist: bool) -> set[KernelSpec]:
+        """Name the kernels that `mismatch` takes."""
         return {
             step.kernel
-            for x in self._made(every=every)
+            for x in self._made(every=finalist)
             for step in planned(
                 self._device, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
             )[1].steps
         }
 
-    def quick(self, config: Config) -> str:
-        """Run one small odd product; return the mismatch with its numbers, or ""."""
+    def quick_mismatch(self, config: Config) -> str | None:
+        """Run one small odd product; return the mismatch with its numbers."""
         cases = self._make([QUICK_SHAPE], every=False)
-        return next(filter(None, (case.mismatch(self._device, config) for case in cases)), "")
-
-    def _repeat(self, config: Config, case: Case, repeats: int) -> str:
-        for count in range(repeats):
-            mismatch = case.mismatch(self._device, config)
-            if mismatch:
-                return f"{mismatch}, in run {count + 1} of {repeats}"
-        return ""
+        return next(filter(None, (case.mismatch(self._device, config) for case in cases)), None)
 
     def _made(self, *, every: bool) -> list[Case]:
         if every not in self._cases:

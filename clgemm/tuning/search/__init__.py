@@ -1,4 +1,1 @@
-"""What to try (`candidates`), until when (`budget`), and which of it wins (`finalists`).
-
-`search` is the loop; `progress` shows it.
-"""
+"""What to try (`candidates`), until when (`budget`), and the loop that does it (`search`)."""

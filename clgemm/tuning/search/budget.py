@@ -6,39 +6,33 @@ import math
 import statistics
 import time
 
+from clgemm.tuning.outcome import Task
+
 SHARE = 0.92  # of the budget that a search may take: the call that began it goes on afterwards
-RACE_SHARE = 0.25  # of it, kept for the races
-HANG_SECONDS = (
-    30.0  # a candidate that needs longer to build and check, or to be timed, is of no use
-)
+FINAL_SHARE = 0.25  # of it, kept for measuring the finalists
+HANG_SECONDS = 30.0  # a candidate that needs longer to be built and verified, or timed, is useless
 LEAST_HANG_SECONDS = 3.0  # on a busy machine a good candidate may stall for a second or two
 FIRST_SECONDS = 12.0  # that something to choose is waited for, however busy the cores are
 NEXT_SECONDS = 5.0  # that what began beside it is waited for, however short the search
 LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
-SOME_SECONDS = 0.05  # what a trial takes at least
+SOME_SECONDS = 0.05  # what a candidate takes at least
+START_SECONDS = 60.0  # for a worker to import what it needs and open the device
+START_GRACE = 10.0  # that a worker's start may go beyond the end of a search
 
 
 class Budget:
-    """Counts seconds from its making.
+    """Counts the seconds of a search from its making; so many `workers` build side by side."""
 
-    Parameters
-    ----------
-    seconds : float
-        For all of it.
-    crew : int
-        Children that build and check side by side.
-    """
-
-    def __init__(self, seconds: float, crew: int) -> None:
+    def __init__(self, seconds: float, workers: int) -> None:
         self._start = time.monotonic()
         self.seconds = SHARE * seconds
-        self._crew = crew
-        self._vets: dict[str, list[float]] = {}
-        self._known_since = math.inf  # when the first one was vetted
-        self._times: list[float] = []
-        self.has_winner = False
-        """Whether a candidate has passed its last check."""
+        self._workers = workers
+        self._verifying: dict[str, list[float]] = {}
+        """Seconds that candidates took to be built and verified, by family."""
+        self._known_since = math.inf  # when the first one was verified
+        self._measuring: list[float] = []
+        self._has_winner = False
 
     def passed(self) -> float:
         """Return the seconds since the start."""
@@ -48,86 +42,89 @@ class Budget:
         """Return the seconds until the end."""
         return self.seconds - self.passed()
 
-    def vetted(self, family: str, seconds: float) -> None:
-        """Note how long it took to build and check a candidate."""
-        self._known_since = min(self._known_since, self.passed())
-        self._vets.setdefault(family, []).append(seconds)
+    def note(self, task: Task, family: str, seconds: float) -> None:
+        """Note how long a candidate took that was found to be good."""
+        if task is Task.VERIFY:
+            self._known_since = min(self._known_since, self.passed())
+            self._verifying.setdefault(family, []).append(seconds)
+        elif task is Task.MEASURE:
+            self._measuring.append(seconds)
+        elif task is Task.VERIFY_FINALIST:
+            self._has_winner = True
 
-    def timed(self, seconds: float) -> None:
-        """Note how long it took to time a candidate."""
-        self._times.append(seconds)
+    def _all_verifying(self) -> list[float]:
+        return [seconds for some in list(self._verifying.values()) for seconds in some]
 
-    def _all_vets(self) -> list[float]:
-        return [seconds for some in list(self._vets.values()) for seconds in some]
+    def _longest(self) -> float:
+        """Return the most that building and verifying a candidate took."""
+        return max(self._all_verifying(), default=0.0)
 
-    def longest_vet(self) -> float:
-        """Return the most that building and checking a candidate took."""
-        return max(self._all_vets(), default=0.0)
-
-    def searching(self, racing: float) -> float:
+    def for_candidates(self, finalists: float) -> float:
         """Return the seconds that may still go into new candidates.
 
-        A part is kept for the races, by how many candidates there are for them, and as much for
-        the last checks as building and checking a candidate took at most: they build more kernels,
-        side by side.
+        A part is kept for measuring the finalists, by how many of them there are, from 0 to 1, and
+        as much for verifying them as building and verifying a candidate took at most: they build
+        more kernels, side by side.
         """
-        kept = RACE_SHARE * racing * self.seconds + self.longest_vet()
-        return self.left() - kept
+        return self.left() - FINAL_SHARE * finalists * self.seconds - self._longest()
 
-    def fits(self) -> bool:
-        """Tell whether one more candidate could be vetted, however long it takes."""
-        return self.searching(0.0) > self.longest_vet()
+    def fits_candidate(self) -> bool:
+        """Tell whether one more candidate could be verified, however long it takes."""
+        return self.for_candidates(0.0) > self._longest()
 
-    def fits_timing(self) -> bool:
-        """Tell whether what is vetted could be timed, and a winner checked after it."""
-        return self.left() > self.longest_vet() + 2 * max(self._times[1:], default=0.0)
+    def fits_measuring(self) -> bool:
+        """Tell whether what is verified could be measured, and a finalist verified after it."""
+        return self.left() > self._longest() + 2 * max(self._measuring[1:], default=0.0)
 
-    def racing(self) -> bool:
-        """Tell whether there is time for a race."""
-        return self.left() > RACE_SHARE / 2 * self.seconds
+    def fits_finalists(self) -> bool:
+        """Tell whether there is time to measure the finalists."""
+        return self.left() > FINAL_SHARE / 2 * self.seconds
 
     def typical(self) -> float:
         """Return what one more candidate takes; the first one made the operands as well."""
-        vets = self._all_vets()
-        vet = statistics.median(vets) if vets else 0.0
-        timed = statistics.median(self._times[1:]) if self._times[1:] else 0.0
-        return max(SOME_SECONDS, vet / self._crew + timed)
+        verified = statistics.median(self._all_verifying() or [0.0])
+        measured = statistics.median(self._measuring[1:] or [0.0])
+        return max(SOME_SECONDS, verified / self._workers + measured)
 
-    def patience(self, family: str, waited: float) -> float:
-        """Return how much longer to wait for a build and a check: not all the time that is left.
+    def patience_to_start(self, waited: float) -> float:
+        """Return how many more seconds to wait until a worker has started."""
+        return min(START_SECONDS, max(0.0, self.left() + waited) + START_GRACE) - waited
+
+    def patience(self, task: Task, family: str, waited: float) -> float:
+        """Return how many more seconds to wait for an answer: not all the time that is left.
+
+        What there must be for a search to have a result may go beyond its end: a candidate that is
+        measured, and one that passed as a finalist.
+        """
+        if task is Task.VERIFY:
+            return self._patience_to_verify(family, waited)
+        most, end = HANG_SECONDS, self.left()
+        if task is Task.MEASURE and self._measuring:
+            most = self._usual(max(self._measuring), waited)
+        elif task is Task.MEASURE:
+            end = max(end, FIRST_SECONDS - waited)
+        elif task is Task.VERIFY_FINALIST and not self._has_winner:
+            usual = max(FIRST_SECONDS, 2 * max(self._verifying.get(family, [0.0])))
+            end = max(end, usual - waited)
+        return min(most - waited, end)
+
+    def _patience_to_verify(self, family: str, waited: float) -> float:
+        """Return how much longer to wait for a build.
 
         As long as none of its family has ended nothing is known of how long its builds take.  The
         very first ones, begun before any had ended, may go beyond the end of a short search: there
         must be something to choose, and to compare it with; they start while others do.
         """
-        known = self._vets.get(family)
-        blind = not self._times and self.passed() - waited <= self._known_since
-        some = self._usual((2 if blind else 1) * max(known), waited) if known else HANG_SECONDS
-        beyond = NEXT_SECONDS if self._vets else FIRST_SECONDS
-        end = max(self.left(), beyond - waited) if blind else self.searching(0.0)
-        return min(some - waited, end)
-
-    def try_patience(self, family: str, waited: float) -> float:
-        """Return the same for timing one."""
-        del family
-        some = self._usual(max(self._times), waited) if self._times else HANG_SECONDS
-        end = self.left() if self._times else max(self.left(), FIRST_SECONDS - waited)
-        return min(some - waited, end)
+        known = self._verifying.get(family)
+        blind = not self._measuring and self.passed() - waited <= self._known_since
+        most = self._usual((2 if blind else 1) * max(known), waited) if known else HANG_SECONDS
+        beyond = NEXT_SECONDS if self._verifying else FIRST_SECONDS
+        end = max(self.left(), beyond - waited) if blind else self.for_candidates(0.0)
+        return min(most - waited, end)
 
     def _usual(self, longest: float, waited: float) -> float:
         least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
         return min(HANG_SECONDS, max(least, 2 * longest, HANG_SHARE * (self.left() + waited)))
-
-    def race_patience(self, family: str, waited: float) -> float:
-        """Return the same for a race, which ends the search."""
-        del family
-        return min(HANG_SECONDS - waited, self.left())
-
-    def last_patience(self, family: str, waited: float) -> float:
-        """Return the same for a winner's check: until there is one, it may go beyond the end."""
-        usual = max(FIRST_SECONDS, 2 * max(self._vets.get(family, [0.0])))
-        end = self.left() if self.has_winner else max(self.left(), usual - waited)
-        return min(HANG_SECONDS - waited, end)
 
     def is_hang(self, waited: float) -> bool:
         """Tell whether no answer after so long is a fault, not just too late for this search."""

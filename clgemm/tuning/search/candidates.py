@@ -3,8 +3,8 @@
 Known good ones come first, then each family's default.  A seeded sample follows, by successive
 halving: many candidates are timed briefly, the better half of them longer, and so on.  The spaces
 are flat near their best points and fall off in steps (a tile that no longer fits the registers), so
-a walk that changes one parameter at a time from the best so far finds the top within a few trials;
-one candidate in four still comes from the sample, which keeps the walk from a local top.
+a walk that changes one parameter at a time from the best so far soon finds the top; one candidate
+in four still comes from the sample, which keeps the walk from a local top.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.family import Config
-from clgemm.problem import Gemm
+from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from clgemm.kernels.family import KernelFamily, KernelSpec
     from clgemm.problem import Precision
@@ -28,9 +28,9 @@ EVERY_OTHER = 4  # one candidate in so many comes from the sample
 SEED = 2011
 LEAD = 0.97  # what a known good configuration's time counts
 BRACKET = 4  # candidates that a halving starts with, unless whoever searches knows better
-TYPICAL_N = 1000  # side of a product whose kernels stand for those of all
+TYPICAL = Shape(1000, 1000, 1000)  # its kernels stand for those of all shapes
 LEAST = 1e-9  # seconds; what a clock may have missed is not nothing
-FIELD = 1.08  # times the best: what is slower is not worth another race
+CLOSE = 1.08  # times the best: what is slower is no finalist
 
 
 class Proposal(NamedTuple):
@@ -41,15 +41,13 @@ class Proposal(NamedTuple):
     """0: briefly; each further one twice as long."""
 
 
-class Search:
+class Candidates:
     """Proposes candidates and learns from their outcomes.
 
     Parameters
     ----------
     families : sequence of KernelFamily
         Those that compete.
-    traits, precision
-        What for.
     first : sequence of Config
         Known good configurations, tried before anything else if they fit this device.
     known_only : bool
@@ -66,15 +64,19 @@ class Search:
         known_only: bool = False,
     ) -> None:
         self._families = {family.name: family for family in families}
-        self._traits = traits
-        self._precision = precision
-        known = [c for c in first if c.family in self._families]
-        known = [c for c in known if self._families[c.family].is_valid(traits, precision, c)]
-        self._first = [*known, *(f.default(traits, precision) for f in families)]
+        self._traits, self._precision = traits, precision
+        self._first = [
+            config
+            for config in first
+            if config.family in self._families
+            and self._families[config.family].is_valid(traits, precision, config)
+        ]
+        self._first += (family.default(traits, precision) for family in families)
         self._sample = [] if known_only else self._shuffled()
         self._known_only = known_only
         self._tried: set[Config] = set()
-        self._results: dict[Config, Outcome] = {}
+        self.results: dict[Config, Outcome] = {}
+        """Outcomes of the candidates that are ok."""
         self._specs: dict[Config, frozenset[KernelSpec]] = {}
         self._walking = False
         self._schedule = self._in_order()
@@ -88,28 +90,27 @@ class Search:
         ]
         for space in spaces:
             random.Random(SEED).shuffle(space)  # noqa: S311 - reproducible, not secret
-        turns = itertools.zip_longest(*spaces)
-        return [config for turn in turns for config in turn if config is not None]
-
-    def skip(self, config: Config) -> None:
-        """Never propose this candidate."""
-        self._tried.add(config)
+        return list(_in_turns(spaces))
 
     def report(self, outcome: Outcome) -> None:
         """Learn what became of a candidate; of several times the last one counts."""
         self._tried.add(outcome.config)
         if outcome.ok:
-            self._results[outcome.config] = outcome
+            self.results[outcome.config] = outcome
         else:
-            self._results.pop(outcome.config, None)  # one failure rules it out
+            self.results.pop(outcome.config, None)  # one failure rules it out
 
     def best(self) -> dict[str, float]:
         """Return the least seconds so far, by shape."""
         best: dict[str, float] = {}
-        for outcome in self._results.values():
+        for outcome in self.results.values():
             for name, seconds in outcome.seconds.items():
                 best[name] = min(seconds, best.get(name, seconds))
         return best
+
+    def weighted(self, config: Config, seconds: float) -> float:
+        """Return a time with the lead of known good configurations."""
+        return seconds * (LEAD if config in self._first else 1)
 
     def ranking(self, shape: str) -> list[Outcome]:
         """Return the outcomes that are ok, fastest first.
@@ -117,38 +118,28 @@ class Search:
         A known good configuration stands unless another one is clearly faster: noise must not
         replace it.
         """
-        timed = [o for o in self._results.values() if shape in o.seconds]
+        timed = [o for o in self.results.values() if shape in o.seconds]
         return sorted(timed, key=lambda o: self.weighted(o.config, o.seconds[shape]))
-
-    def weighted(self, config: Config, seconds: float) -> float:
-        """Return a time with the lead of known good configurations."""
-        return seconds * (LEAD if config in self._first else 1)
 
     def finalists(self, most: int) -> list[Config]:
         """Return those that may be the best somewhere: of each shape, and of each family."""
-        fields = [self.field(shape, most) for shape in self.best()]
+        fields = [self.close_to_best(shape, most) for shape in self.best()]
+        timed = sorted((o for o in self.results.values() if o.seconds), key=self._behind)
+        of_families = {outcome.config.family: outcome.config for outcome in reversed(timed)}
+        best_of = [of_families[name] for name in self._families if name in of_families]
         leaders = [field[0] for field in fields]
-        of_families = []
-        for family in self._families:
-            own = [o for o in self._results.values() if o.config.family == family and o.seconds]
-            of_families += [o.config for o in sorted(own, key=self._behind)[:1]]
-        others = [c for turn in itertools.zip_longest(*fields) for c in turn if c is not None]
-        return list(dict.fromkeys((*leaders, *of_families, *others)))[:most]
+        return list(dict.fromkeys((*leaders, *best_of, *_in_turns(fields))))[:most]
 
-    def results(self) -> Mapping[Config, Outcome]:
-        """Return the outcomes of the candidates that are ok."""
-        return self._results
+    def close_to_best(self, shape: str, most: int) -> list[Config]:
+        """Return at most so many candidates that are too close to the best to tell apart."""
+        ranking = self.ranking(shape)[:most]
+        best = min((o.seconds[shape] for o in ranking), default=0.0)
+        return [o.config for o in ranking if o.seconds[shape] <= best * CLOSE]
 
     def _behind(self, outcome: Outcome) -> float:
         """Tell how far a candidate is from the best, in the shape where it comes closest."""
         best, times = self.best(), outcome.seconds
         return min(seconds / max(best[name], LEAST) for name, seconds in times.items())
-
-    def field(self, shape: str, most: int) -> list[Config]:
-        """Return at most so many candidates that are too close to the best to tell apart."""
-        ranking = self.ranking(shape)[:most]
-        best = min((o.seconds[shape] for o in ranking), default=0.0)
-        return [o.config for o in ranking if o.seconds[shape] <= best * FIELD]
 
     def propose(self) -> Proposal | None:
         """Return the next candidate, None when nothing is left to try."""
@@ -161,6 +152,9 @@ class Search:
             if self._walking:
                 yield from self._untried(self._neighbours())
             yield from self._untried(self._sample)
+
+    def _untried(self, configs: Iterable[Config]) -> Iterator[Config]:
+        return (c for c in configs if c not in self._tried)
 
     def _in_order(self) -> Iterator[Proposal]:
         for config in self._first:
@@ -178,15 +172,11 @@ class Search:
             yield Proposal(config, 0)
         while len(tried) > 1:
             effort += 1
-            tried = self._better_half(tried)
+            timed = [c for c in tried if c in self.results and self.results[c].seconds]
+            timed.sort(key=lambda c: self._behind(self.results[c]))
+            tried = timed[: len(tried) // 2]
             for config in tried:
                 yield Proposal(config, effort)
-
-    def _better_half(self, configs: list[Config]) -> list[Config]:
-        """Keep those that come closest to the best in some shape."""
-        timed = [c for c in configs if c in self._results and self._results[c].seconds]
-        order = sorted(timed, key=lambda c: self._behind(self._results[c]))
-        return order[: len(configs) // 2]
 
     def _walk(self) -> Iterator[Proposal]:
         """Try the neighbourhood of the best, and now and then the sample, until nothing is left."""
@@ -199,9 +189,6 @@ class Search:
                 return
             yield Proposal(config, 1)
 
-    def _untried(self, configs: Iterable[Config]) -> Iterator[Config]:
-        return (c for c in configs if c not in self._tried)
-
     def _neighbours(self) -> Iterator[Config]:
         """Yield what differs from a shape's best in one parameter, then in two.
 
@@ -210,18 +197,14 @@ class Search:
         """
         leaders = [self.ranking(shape)[0].config for shape in self.best()]
         near = [config for leader in leaders for config in self._near(leader, 1)]
-        built = {self._kernels(config) for config in self._results}
+        built = {self._kernels(config) for config in self.results}
         yield from sorted(near, key=lambda config: self._kernels(config) not in built)
         for leader in leaders:
             yield from self._near(leader, 2)
 
     def _kernels(self, config: Config) -> frozenset[KernelSpec]:
         if config not in self._specs:
-            n = TYPICAL_N
-            problem = Gemm(
-                self._precision.code, n, n, n, 1,
-                False, False, n, 0, False, False, n, 0, n, 0, False,
-            )  # fmt: skip
+            problem = TYPICAL.problem(self._precision.code)
             plan = self._families[config.family].plan(self._traits, problem, config)
             self._specs[config] = frozenset(step.kernel for step in plan.steps)
         return self._specs[config]
@@ -236,3 +219,9 @@ class Search:
                 config = Config.of(family.name, dict(start.params) | changed)
                 if not any(family.broken_rules(self._traits, self._precision, config)):
                     yield config
+
+
+def _in_turns(lists: Iterable[Iterable[Config]]) -> Iterator[Config]:
+    """Yield the first of each list, then the second of each, and so on."""
+    turns = itertools.zip_longest(*lists)
+    return (config for turn in turns for config in turn if config is not None)

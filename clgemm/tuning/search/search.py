@@ -1,37 +1,38 @@
-"""One tuning run: candidates in order, each in a child process; the best are checked, and race.
+"""One search: candidates in order, each in a worker; the finalists among them are compared.
 
-A few children build candidates and check them side by side, ahead of being timed: so builds use all
-cores, and what is broken is known early.  Then one child times them, alone.  Whatever a candidate
-does to its child costs that candidate and nothing else.  What took a process down stays in the
-store's journal, so it is never tried again on that device and driver.
+A few workers build candidates and verify them side by side, ahead of being measured: so builds use
+all cores, and what is broken is known early.  Then one worker measures them, alone.  Whatever a
+candidate does to its worker costs that candidate and nothing else.  What took a process down stays
+in the store's journal, so it is never tried again on that device and driver.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import statistics
+import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from clgemm.errors import TuningError
 from clgemm.runtime import devices
-from clgemm.tuning import shapes
-from clgemm.tuning.outcome import CHECK, RACE, TRY, VET, Outcome, config_as_json
-from clgemm.tuning.results import DEADLY, Effort, Result, failures
-from clgemm.tuning.search.budget import Budget
-from clgemm.tuning.search.candidates import Proposal, Search
-from clgemm.tuning.search.finalists import RACERS, Finals
-from clgemm.tuning.search.progress import Progress
-from clgemm.tuning.store.lookup import competitors
+from clgemm.tuning import cost_model, shapes
+from clgemm.tuning.outcome import Outcome, Setup, Task, config_as_json
+from clgemm.tuning.results import Effort, Result
+from clgemm.tuning.search.budget import FINAL_SHARE, Budget
+from clgemm.tuning.search.candidates import Candidates, Proposal
+from clgemm.tuning.store.entries import current_trials, stored_config
+from clgemm.tuning.store.lookup import competitors, entry_name
 from clgemm.tuning.workers import pool
-from clgemm.tuning.workers.pool import Crew
-from clgemm.tuning.workers.worker import Worker
+from clgemm.tuning.workers.pool import Worker, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from clgemm.kernels.family import Config
     from clgemm.problem import Precision
@@ -40,25 +41,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+DEADLY = frozenset({"crash", "hang"})
+RULED_OUT = DEADLY | {"wrong", "build"}  # "run" may have been another's use of memory
 TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each shape is timed for, by effort
 SAMPLE_SHARE = 0.3  # of the time that is left, spent on the sample
 LARGEST_BRACKET = 64
-AHEAD = 6  # candidates that are vetted before one of them is timed
+AHEAD = 6  # candidates that are verified before one of them is measured
+FINALISTS, ROUNDS = 6, 3
+MOST_FAILURES = 8  # of finalists, before the search gives up
+
+Times = dict["Config", dict[str, float]]
+"""Seconds by shape, by configuration."""
 
 
-class Campaign:
+class Search:
     """Searches for one precision's parameters on one device.
 
     Parameters
     ----------
-    traits : DeviceTraits
-        The device.
-    precision : Precision
-        What for.
     store : Store
         Where its journal is; the result is the caller's to write.
-    effort : Effort
-        How hard to search.
     first : sequence of Config
         Known good configurations of near devices.
     """
@@ -71,154 +73,251 @@ class Campaign:
         effort: Effort,
         first: Sequence[Config] = (),
     ) -> None:
-        self._size = pool.size(traits)
-        self._budget = Budget(effort.seconds, self._size)
         self._traits, self._precision = traits, precision
         self._store, self._effort = store, effort
-        families = competitors(traits, precision)
-        quick = effort.mode == "quick"
-        self._search = Search(families, traits, precision, first, known_only=quick)
+        size = pool.size(traits)
+        self._budget = Budget(effort.seconds, size)
+        self._candidates = Candidates(
+            competitors(traits, precision), traits, precision, first,
+            known_only=effort.mode == "quick",
+        )  # fmt: skip
         self._outcomes: list[Outcome] = []
-        self._vetted: dict[Config, None] = {}
-        self._timed: set[Config] = set()
+        self._verified: dict[Config, None] = {}
+        self._measured: set[Config] = set()
         self._side = 0
-        for config, outcome in failures(store, traits, precision).items():
-            self._search.skip(config)
-            self._outcomes.append(outcome)
+        for outcome in ruled_out(store, traits, precision).values():
+            self._report(outcome)
+        self._programs: tempfile.TemporaryDirectory[str] | None = None
+        if not traits.caches_programs:  # workers then share what they compiled through a folder
+            self._programs = tempfile.TemporaryDirectory("", "clgemm-", ignore_cleanup_errors=True)
+        self._pool = WorkerPool(self._workers(size))
+
+    def _workers(self, size: int) -> list[Worker]:
+        index = [found.traits for found in devices.find()].index(self._traits)
+        programs = self._programs.name if self._programs else ""
+        fingerprint, code = self._traits.fingerprint(), self._precision.code
+        setup = Setup(index, fingerprint, code, self._effort.asked, programs)
+        patience = self._budget.patience_to_start
+        return [Worker(setup._replace(measures=place == 0), patience) for place in range(size)]
 
     def run(self) -> Result:
-        """Search, check, race.
+        """Measure candidates, then compare the finalists among them.
 
         Raises
         ------
         TuningError
-            If no candidate passed its checks, or no child process can be started.
+            If no candidate was verified, or no worker can be started.
         """
         interrupted = False
-        title = self._precision.code, self._traits.describe(), self._effort.seconds
-        with ExitStack() as stack:
-            team = stack.enter_context(Crew(self._children(stack)))
-            progress = stack.enter_context(Progress(*title))
-            team.start()  # apart, so that no candidate's time has it in it
-            finals = Finals(self._search, self._budget, self._attempt, self._outcomes)
+        title = f"clgemm: tuning {self._precision.code}gemm on {self._traits.describe()}"
+        with self._programs or nullcontext(), self._pool, progress(title) as show:
+            self._pool.start()  # apart, so that no candidate's time has it in it
             try:
-                self._try_candidates(team, progress)
-                times = finals.run(team)
+                self._try_candidates(show)
+                times = self._verified_finalists()
+                if len(times) > 1 and self._budget.fits_finalists():
+                    times = self._measured_finalists(list(times))
             except KeyboardInterrupt:
                 if not self._effort.keeps_on_interrupt:
                     raise
                 interrupted = True
-                times = finals.checked(team)
-            shapes = self._shapes()
-            found = finals.model(self._traits, self._precision.code, shapes, times)
-        return Result(found, self._outcomes, self._budget.passed(), interrupted)
+                times = self._verified_finalists()
+            model = self._model(times)
+        return Result(model, self._outcomes, self._budget.passed(), interrupted)
 
-    def _children(self, stack: ExitStack) -> list[Worker]:
-        """Make the children, and a folder for their programs if the driver does not share them."""
-        traits, folder = self._traits, ""
-        if not traits.caches_programs:
-            kept = tempfile.TemporaryDirectory(prefix="clgemm-", ignore_cleanup_errors=True)
-            folder = stack.enter_context(kept)
-        index = [f.traits for f in devices.find()].index(traits)
-        code, asked = self._precision.code, self._effort.asked
-        return [
-            Worker(index, traits.fingerprint(), code, asked, folder, leads=place == 0)
-            for place in range(self._size)
-        ]
-
-    def _try_candidates(self, team: Crew, progress: Progress) -> None:
-        proposal = self._search.propose()  # the first one in any case, however short the search
+    def _try_candidates(self, show: Callable[[str], None]) -> None:
+        proposal = self._candidates.propose()  # the first in any case, however short the search
         while proposal is not None:
-            self._vet(team, proposal.config)
-            if proposal.config in self._vetted:
-                self._time(team, proposal)
-            progress.show(len(self._outcomes), self._rate())
-            proposal = self._search.propose() if self._has_time() else None
-        for config in list(self._vetted):  # timing takes little beside what building them took
-            if config not in self._timed and self._budget.fits_timing():
-                self._time(team, Proposal(config, 0))
+            self._verify(proposal.config)
+            if proposal.config in self._verified:
+                self._measure(proposal)
+            show(self._status())
+            proposal = self._candidates.propose() if self._has_time() else None
+        for config in list(self._verified):  # measuring takes little beside what building took
+            if config not in self._measured and self._budget.fits_measuring():
+                self._measure(Proposal(config, 0))
 
     def _has_time(self) -> bool:
         """Tell whether another candidate fits; many take less, for their kernels are built."""
-        found = len(self._search.results())
+        found = len(self._candidates.results)
         if not found:
             return self._budget.left() > 0
-        left = self._budget.searching(min(1.0, found / RACERS))
+        left = self._budget.for_candidates(min(1.0, found / FINALISTS))
         typical = self._budget.typical()
-        self._search.bracket = min(LARGEST_BRACKET, int(SAMPLE_SHARE * left / typical))
+        self._candidates.bracket = min(LARGEST_BRACKET, int(SAMPLE_SHARE * left / typical))
         return left > typical / 3
 
-    def _vet(self, team: Crew, config: Config) -> None:
-        """Build and check a candidate, unless it is done, and those that will follow."""
-        if config in self._vetted:
+    def _verify(self, config: Config) -> None:
+        """Build and verify a candidate, unless it is done, and those that will follow."""
+        if config in self._verified:
             return
-        end = self._budget.passed() + SAMPLE_SHARE * self._budget.left()
-        ahead = (c for c in self._search.ahead() if c not in self._vetted)
-        batch = dict.fromkeys((config, *itertools.islice(ahead, AHEAD)))
-        for outcome in team.each(
-            batch,
-            lambda worker, c: self._attempt(worker, c, VET),
-            lambda overdue: self._budget.passed() < end or (overdue and self._budget.fits()),
+        budget = self._budget
+        end = budget.passed() + SAMPLE_SHARE * budget.left()
+        ahead = (c for c in self._candidates.ahead() if c not in self._verified)
+        for outcome in self._pool.each(
+            dict.fromkeys((config, *itertools.islice(ahead, AHEAD))),
+            partial(self._ask, Task.VERIFY),
+            lambda overdue: budget.passed() < end or (overdue and budget.fits_candidate()),
         ):
             if outcome.ok:
-                self._vetted[outcome.config] = None
+                self._verified[outcome.config] = None
             else:
-                self._search.report(outcome)
-                self._outcomes.append(outcome)
+                self._report(outcome)
 
-    def _time(self, team: Crew, proposal: Proposal) -> None:
-        team.leader.start()  # if the one before took its process down: this time is its own
+    def _measure(self, proposal: Proposal) -> None:
+        measuring = self._pool.measuring
+        measuring.start()  # if the one before took its process down: this time is its own
         seconds = TIMED_SECONDS[min(proposal.effort, len(TIMED_SECONDS) - 1)]
-        self._timed.add(proposal.config)
-        outcome = self._attempt(team.leader, proposal.config, TRY, seconds=seconds)
-        self._search.report(outcome)
-        self._outcomes.append(outcome)
+        self._measured.add(proposal.config)
+        outcome = self._ask(Task.MEASURE, measuring, proposal.config, seconds=seconds)
+        self._report(outcome)
         if outcome.ok:
             self._side = outcome.side
-            team.learn(outcome)
+            self._pool.learn(outcome)
 
-    def _rate(self) -> float:
-        """Return the best GFLOP/s at the first of the shapes, 0 if none was timed."""
-        best = self._search.best()
-        name = next(iter(best), "")
-        return self._shapes()[name].rate(self._precision.code, best[name]) if best else 0.0
+    def _report(self, outcome: Outcome) -> None:
+        self._candidates.report(outcome)
+        self._outcomes.append(outcome)
 
-    def _shapes(self) -> dict[str, shapes.Shape]:
-        return shapes.standard(self._side) | dict(self._effort.asked)
-
-    def _attempt(
-        self, worker: Worker, config: Config, task: str, *, seconds: float = 0.0
-    ) -> Outcome:
+    def _ask(
+        self, task: Task, worker: Worker, config: Config, *, seconds: float = 0.0
+    ) -> Outcome:  # fmt: skip
         """Do something with a candidate, noted in the journal meanwhile; any thread may."""
         candidate = config_as_json(config)
         self._store.begin(candidate)
         outcome: Outcome | None = None
-        best = self._search.best() if task == TRY else {}
-        budget = self._budget
-        patience = {
-            VET: budget.patience, TRY: budget.try_patience,
-            CHECK: budget.last_patience, RACE: budget.race_patience,
-        }  # fmt: skip
-        wait = partial(patience[task], config.family)
+        best = self._candidates.best() if task is Task.MEASURE else {}
+        patience = partial(self._budget.patience, task, config.family)
         begun = time.monotonic()
         try:
-            outcome = worker.attempt(config, best, task=task, patience=wait, seconds=seconds)
+            outcome = worker.ask(task, config, patience, best=best, seconds=seconds)
             took = time.monotonic() - begun
             if outcome.status == "hang" and not self._budget.is_hang(took):
                 outcome = replace(outcome, status="late")  # not for a search with more time
         finally:  # whoever interrupts a search from the keyboard does not blame the candidate
             if outcome is None or outcome.status not in DEADLY:
                 self._store.end(candidate)
-        if not outcome.ok:
+        if outcome.ok:
+            self._budget.note(task, config.family, took)
+        else:
             log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
-        self._learn(outcome, task, took)
         return outcome
 
-    def _learn(self, outcome: Outcome, task: str, seconds: float) -> None:
-        """Note how long what took."""
-        if task == VET and outcome.ok:
-            self._budget.vetted(outcome.config.family, seconds)
-        elif task == TRY and outcome.ok:
-            self._budget.timed(seconds)
-        elif task == CHECK and outcome.ok:
-            self._budget.has_winner = True
+    def _verified_finalists(self) -> Times:
+        """Verify finalists side by side, as many as there is time for; return what they took."""
+        kept, failed = FINAL_SHARE * self._budget.seconds, 0
+        while failed < MOST_FAILURES and (finalists := self._candidates.finalists(FINALISTS)):
+            outcomes = self._pool.each(
+                finalists,
+                partial(self._ask, Task.VERIFY_FINALIST),
+                lambda _overdue: self._budget.left() > kept,
+            )
+            for outcome in (x for x in outcomes if not x.ok):
+                failed += 1
+                self._report(outcome)
+            passed = {outcome.config for outcome in outcomes if outcome.ok}
+            if passed:
+                return self._times(config for config in finalists if config in passed)
+        return {}
+
+    def _times(self, configs: Iterable[Config]) -> Times:
+        """Return what candidates took in the search, of those that did not fail since."""
+        results = self._candidates.results
+        return {config: dict(results[config].seconds) for config in configs if config in results}
+
+    def _measured_finalists(self, finalists: list[Config]) -> Times:
+        """Time them with every shape, in turns, so that what disturbs one disturbs all."""
+        measurements = len(shapes.standard(8)) * FINALISTS * ROUNDS
+        seconds = FINAL_SHARE * self._budget.seconds / measurements
+        found: dict[Config, list[Outcome]] = {}
+        out: set[Config] = set()
+        for config in finalists * ROUNDS:
+            if config in out or self._budget.left() <= 0:
+                continue
+            task, worker = Task.MEASURE_FINALIST, self._pool.measuring
+            outcome = self._ask(task, worker, config, seconds=seconds)
+            if outcome.ok:
+                found.setdefault(config, []).append(outcome)
+            elif outcome.status == "late":
+                break
+            else:
+                out.add(config)
+                found.pop(config, None)
+                self._report(outcome)
+        times = {
+            config: {x: statistics.median(o.seconds[x] for o in some) for x in some[0].seconds}
+            for config, some in found.items()
+        }
+        self._outcomes += (replace(found[c][0], seconds=x) for c, x in times.items())
+        return times or self._times(finalists)
+
+    def _model(self, times: Times) -> cost_model.Model:
+        """Choose the few that are near the best at each shape."""
+        if not times:
+            raise TuningError(self._why_none())
+        weighted = self._candidates.weighted
+        chosen = cost_model.portfolio(
+            {c: {name: weighted(c, x) for name, x in times[c].items()} for c in times}
+        )
+        traits, code, timed = self._traits, self._precision.code, self._shapes()
+        fits = (cost_model.fitted(traits, code, timed, c, times[c]) for c in chosen)
+        return cost_model.Model(traits, code, timed, tuple(fits))
+
+    def _why_none(self) -> str:
+        failed = [o for o in self._outcomes if not o.ok]
+        if failed and all(o.status == "late" for o in failed):
+            return (
+                f"no candidate was ready within {self._budget.passed():.1f} s; "
+                "CLGEMM_TUNE_SECONDS gives a search more time"
+            )
+        reasons = "; ".join(f"{o.config}: {o.status}" for o in failed)
+        return f"no candidate was found to be right ({reasons or 'none was tried'})"
+
+    def _status(self) -> str:
+        """Say how many were tried, the best GFLOP/s at the first shape, and the time left."""
+        text = f"{len(self._outcomes)} tried"
+        for name, seconds in list(self._candidates.best().items())[:1]:
+            rate = self._shapes()[name].rate(self._precision.code, seconds)
+            text += f", best {rate:.0f} GFLOP/s"
+        return f"{text}, {max(0.0, self._budget.left()):.0f} s left"
+
+    def _shapes(self) -> dict[str, shapes.Shape]:
+        return shapes.standard(self._side) | dict(self._effort.asked)
+
+
+def ruled_out(store: Store, traits: DeviceTraits, precision: Precision) -> dict[Config, Outcome]:
+    """Return what is never tried again on this device and driver with these sources, and why."""
+    found: dict[Config, Outcome] = {}
+    for data in current_trials(store.read().entries.get(entry_name(precision))):
+        outcome = Outcome.from_json(data)
+        if outcome.status in RULED_OUT and stored_config(data["config"], traits, precision):
+            found[outcome.config] = outcome
+    for data in store.interrupted():
+        config = stored_config(data, traits, precision)
+        if config is not None:
+            reason = "a process that searched was killed while it was tried"
+            found.setdefault(config, Outcome(config, "crash", reason))
+    return found
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[str], None]]:
+    """Show a line on a terminal, and nowhere else, until the end of a with block.
+
+    Yields
+    ------
+    callable
+        Shows how things stand.
+    """
+    terminal = sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None
+
+    def write(text: str) -> None:
+        if terminal is not None:
+            terminal.write(f"\r\x1b[K{text}")
+            terminal.flush()
+
+    write(f"{title} ...")
+    try:
+        yield lambda text: write(f"{title}: {text}")
+    finally:
+        write("")

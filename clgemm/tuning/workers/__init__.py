@@ -1,5 +1,4 @@
 """Child processes that try candidates, so that what one does to its process costs it alone.
 
-`pool` has a few of them, `worker` is the parent's end of one, `main` the child's, `process` how
-they are started.
+`main` is the program that they run, `pool` what the searching process has of them.
 """

@@ -13,14 +13,15 @@ from helpers import entry_with
 import clgemm
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
-from clgemm.tuning import tuner, verification
+from clgemm.tuning import verification
 from clgemm.tuning.measure import verify
 from clgemm.tuning.outcome import config_as_json as as_json
 from clgemm.tuning.results import Effort
 from clgemm.tuning.search import budget
 from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup, store
-from clgemm.tuning.workers import worker
+from clgemm.tuning.tuner import Parameters
+from clgemm.tuning.workers.pool import Worker
 
 S = PRECISIONS["s"]
 EFFORT = Effort(seconds=60.0)  # the budget is never what ends the search
@@ -36,13 +37,13 @@ WANT = {
 
 @pytest.fixture(autouse=True)
 def only_faulty(monkeypatch, tmp_path):
-    """No other family competes, here and in the child."""
+    """No other family competes, here and in workers."""
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(lookup, "FAMILIES", (faulty.FAULTY,))
     monkeypatch.setattr(budget, "HANG_SECONDS", HANG_SECONDS)
-    program = str(Path(__file__).with_name("faulty_child.py"))
-    monkeypatch.setattr(worker.Worker, "command", (program,))
+    program = str(Path(__file__).with_name("faulty_worker.py"))
+    monkeypatch.setattr(Worker, "command", (program,))
     monkeypatch.setattr(store, "_warned", set())
     faulty.install(monkeypatch.setattr, monkeypatch.setitem)
 
@@ -56,7 +57,7 @@ def fresh(device):
 
 def failures_in(path):
     """Read what the store says of each configuration that is not ok."""
-    (entry,) = json.loads(path.read_text())["precisions"].values()
+    (entry,) = json.loads(path.read_text())["entries"].values()
     return {
         trial["config"]["params"]["KIND"]: (trial["status"], trial["detail"])
         for trial in entry["trials"]
@@ -67,7 +68,7 @@ def failures_in(path):
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
-    result = tuner.tune(fresh, "s", EFFORT)
+    result = Parameters(fresh).tune("s", EFFORT)
     assert {v.config for v in result.model.variants} == {faulty.kind(faulty.RIGHT)}
     assert result.seconds < EFFORT.seconds
     found = failures_in(lookup.store_for(fresh.traits).path)
@@ -81,14 +82,14 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
 
     # What is broken is never tried again on this device and driver, and still named.
     tried = []
-    attempt = worker.Worker.attempt
+    ask = Worker.ask
 
-    def spy(self, config, *arguments, **more):
+    def spy(self, task, config, *arguments, **more):
         tried.append(config["KIND"])
-        return attempt(self, config, *arguments, **more)
+        return ask(self, task, config, *arguments, **more)
 
-    monkeypatch.setattr(worker.Worker, "attempt", spy)
-    again = tuner.tune(fresh, "s", EFFORT)
+    monkeypatch.setattr(Worker, "ask", spy)
+    again = Parameters(fresh).tune("s", EFFORT)
     assert set(tried) == {faulty.SLOW, faulty.RIGHT}
     assert {v.config for v in again.model.variants} == {faulty.kind(faulty.RIGHT)}
     assert failures_in(lookup.store_for(fresh.traits).path) == found
@@ -96,24 +97,24 @@ def test_the_right_one_wins_and_all_five_are_named(fresh, monkeypatch):
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypatch):
+def test_what_killed_a_worker_is_remembered_if_nothing_is_stored(fresh, monkeypatch):
     """The keyboard ends the search after the crash, before there is a result."""
-    attempt, tried = worker.Worker.attempt, []
+    ask, tried = Worker.ask, []
 
-    def until_the_crash(self, config, *arguments, **more):
-        outcome = attempt(self, config, *arguments, **more)
+    def until_the_crash(self, task, config, *arguments, **more):
+        outcome = ask(self, task, config, *arguments, **more)
         tried.append(config["KIND"])
         if outcome.status == "crash":
             raise KeyboardInterrupt
         return outcome
 
-    monkeypatch.setattr(worker.Worker, "attempt", until_the_crash)
+    monkeypatch.setattr(Worker, "ask", until_the_crash)
     monkeypatch.setattr(faulty.FAULTY, "space", lambda *_: {"KIND": (0, 1, faulty.ABORTS)})
     with pytest.raises(KeyboardInterrupt):
-        tuner.tune(fresh, "s", EFFORT)
-    # Interrupted, the candidate is not blamed: what did end the child is known only afterwards.
-    monkeypatch.setattr(worker.Worker, "attempt", attempt)
-    result = tuner.tune(fresh, "s", EFFORT)
+        Parameters(fresh).tune("s", EFFORT)
+    # Interrupted, the candidate is not blamed: what did end the worker is known only afterwards.
+    monkeypatch.setattr(Worker, "ask", ask)
+    result = Parameters(fresh).tune("s", EFFORT)
     assert [o.config["KIND"] for o in result.outcomes if not o.ok] == [faulty.ABORTS]
     path = lookup.store_for(fresh.traits).path
     path.unlink()
@@ -121,8 +122,8 @@ def test_what_killed_a_child_is_remembered_if_nothing_is_stored(fresh, monkeypat
     assert [c["params"]["KIND"] for c in found] == [faulty.ABORTS]
 
 
-def test_a_candidate_wrong_once_in_a_while_fails_the_winner_s_check(fresh):
-    said = verify.Checker(fresh, S).mismatch(faulty.kind(faulty.SOMETIMES), every=True)
+def test_a_candidate_wrong_once_in_a_while_fails_as_a_finalist(fresh):
+    said = verify.Verifier(fresh, S).mismatch(faulty.kind(faulty.SOMETIMES), finalist=True)
     assert "times the bound, in run" in said
 
 
@@ -136,11 +137,11 @@ def test_a_stored_winner_is_checked_once_per_device_and_driver(fresh, monkeypatc
 
     monkeypatch.setattr(verify, "run_once", run_once)
     kept = lookup.store_for(fresh.traits)
-    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "once with beta zero and once not"
-    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 2, "what passed is remembered"
-    assert verification.fault(fresh, PRECISIONS["d"], kept, faulty.kind(faulty.RIGHT)) == ""
+    assert verification.find_fault(fresh, PRECISIONS["d"], kept, faulty.kind(faulty.RIGHT)) == ""
     assert len(runs) == 4, "another precision is another kernel"
 
 
@@ -151,24 +152,28 @@ def test_a_stored_winner_that_is_wrong_here_is_not_used(fresh, number, words):
     kept = lookup.store_for(fresh.traits)
     params = {"family": "faulty", "params": {"KIND": number}}
     kept.write(lookup.entry_name(S), entry_with(params, faulty.kind(faulty.RIGHT)))
-    assert words in verification.fault(fresh, S, kept, faulty.kind(number))
-    problem = Shape(70, 70, 70).problem("s")
+    assert words in verification.find_fault(fresh, S, kept, faulty.kind(number))
+    parameters, problem = Parameters(fresh), Shape(70, 70, 70).problem("s")
     with pytest.warns(clgemm.ClgemmWarning, match="is not used"):
-        assert tuner.config_for(fresh, problem) == faulty.kind(faulty.RIGHT), "the next best"
-    assert fresh.tuned["s"].configs == (faulty.kind(faulty.RIGHT),)
-    assert fresh.tuned["s"].unvetted == set()
-    assert words in verification.fault(fresh, S, kept, faulty.kind(number)), "nor the next time"
+        assert parameters.config_for(problem) == faulty.kind(faulty.RIGHT), "the next best"
+    assert parameters.known("s").configs == (faulty.kind(faulty.RIGHT),)
+    assert parameters.known("s").unverified == set()
+    assert words in verification.find_fault(fresh, S, kept, faulty.kind(number)), (
+        "nor the next time"
+    )
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_without_a_stored_winner_that_is_right_here_a_search_follows(fresh, monkeypatch):
     kept = lookup.store_for(fresh.traits)
     kept.write(lookup.entry_name(S), entry_with(faulty.kind(faulty.ODD_K)))
-    found = lookup.defaults(fresh.traits, S, "a search")
-    monkeypatch.setattr(tuner, "_search", lambda *_: found)
+    parameters = Parameters(fresh)
+    monkeypatch.setattr(faulty.FAULTY, "space", lambda *_: {"KIND": (faulty.SLOW, faulty.ODD_K)})
     with pytest.warns(clgemm.ClgemmWarning, match="is not used"):
-        config = tuner.config_for(fresh, Shape(70, 70, 70).problem("s"))
+        config = parameters.config_for(Shape(70, 70, 70).problem("s"))
     assert config == faulty.kind(faulty.SLOW)
-    assert fresh.tuned["s"] == found
+    assert parameters.known("s").origin.startswith("tuned")
 
 
 def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
@@ -176,11 +181,12 @@ def test_what_a_shape_does_not_run_with_is_not_checked(fresh, monkeypatch):
     kept = lookup.store_for(fresh.traits)
     kept.write(lookup.entry_name(S), entry_with(faulty.kind(faulty.RIGHT), faulty.kind(5)))
     checked = []
-    monkeypatch.setattr(verification, "fault", lambda *more: checked.append(more[-1]) or "")
+    monkeypatch.setattr(verification, "find_fault", lambda *more: checked.append(more[-1]) or "")
+    parameters = Parameters(fresh)
     for n in (70, 71):
-        tuner.config_for(fresh, Shape(n, n, n).problem("s"))
+        parameters.config_for(Shape(n, n, n).problem("s"))
     assert checked == [faulty.kind(faulty.RIGHT)]
-    assert fresh.tuned["s"].unvetted == {faulty.kind(5)}
+    assert parameters.known("s").unverified == {faulty.kind(5)}
 
 
 @pytest.mark.process
@@ -193,7 +199,7 @@ def test_a_stored_winner_that_took_a_process_down_is_not_run(fresh, monkeypatch,
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(number))
     kept.begin(candidate)
     for _ in range(2):
-        said = verification.fault(fresh, S, kept, faulty.kind(number))
+        said = verification.find_fault(fresh, S, kept, faulty.kind(number))
         assert "a process ended while it ran" in said
         assert words in said
     assert kept.interrupted() == [candidate]
@@ -204,10 +210,10 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
     """A time limit or a full memory kills whatever runs at that moment."""
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)
-    monkeypatch.setattr(verification, "_check", None)  # not in this process
-    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
+    monkeypatch.setattr(verification, "_verify", None)  # not in this process
+    assert verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == ""
     assert kept.interrupted() == []
-    assert verification.fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", (
+    assert verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", (
         "which is remembered"
     )
 
@@ -216,8 +222,8 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
 def test_where_no_other_process_starts_a_suspect_is_not_run(fresh, monkeypatch):
     kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
     kept.begin(candidate)
-    monkeypatch.setattr(worker.Worker, "command", ("-c", "raise SystemExit(3)"))
-    assert "could not be tried again" in verification.fault(
+    monkeypatch.setattr(Worker, "command", ("-c", "raise SystemExit(3)"))
+    assert "could not be tried again" in verification.find_fault(
         fresh, S, kept, faulty.kind(faulty.RIGHT)
     )
     assert kept.interrupted() == [candidate]

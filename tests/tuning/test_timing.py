@@ -12,10 +12,13 @@ import pytest
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
-from clgemm.runtime import devices, registry
-from clgemm.tuning.measure import profiling, stopwatch, timing
-from clgemm.tuning.measure.measure import Course
+from clgemm.runtime import devices, host_memory, registry
+from clgemm.runtime.kernel_runner import NO_OFFSETS
+from clgemm.runtime.opencl import cl
+from clgemm.tuning.measure import timing
+from clgemm.tuning.measure.measure import Measurements
 from clgemm.tuning.measure.verify import random_matrix
+from clgemm.tuning.outcome import Setup
 from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 
@@ -119,14 +122,14 @@ MS = 0.001
     ],
 )
 def test_which_clocks_are_trusted(pairs, words):
-    reason = stopwatch.distrust(pairs)
-    assert words in reason
-    assert bool(reason) == bool(words)
+    reason = timing.why_not_trusted(pairs)
+    assert (reason is None) == (not words)
+    assert words in (reason or "")
 
 
 @pytest.fixture
 def product(device, rng):
-    """Plan a product on each device, in a device of its own."""
+    """Plan a product on each device, opened for this test; give the device and the arguments."""
     found = next(f for f in devices.find() if f.traits == device.traits)
     own, precision = registry.Device(found, "a test"), PRECISIONS["s"]
     a, b, c = (random_matrix(rng, precision, 300, 300) for _ in "abc")
@@ -134,51 +137,56 @@ def product(device, rng):
     config = lookup.defaults(own.traits, precision, "").configs[0]
     plan = BY_NAME[config.family].plan(own.traits, problem, config)
     places = [host_memory.place(own, x) for x in (a, b, c)]
-    yield own, plan, (1.0, 0.0, *places, NO_OFFSETS)
+    yield own, (problem, plan, (1.0, 0.0, *places, NO_OFFSETS))
     del a, b, c  # kept until here: a device may share their memory
 
 
 def test_a_device_times_its_launches(product):
-    device, plan, values = product
-    watch = stopwatch.Stopwatch(device)
-    ready = stopwatch.Traced(device, plan)
-    timed = watch.time(ready, values, seconds=0.01)
+    device, what = product
+    watch = timing.Stopwatch(device)
+    plan = timing.TracedPlan(device, *what)
+    timed = watch.time(plan, seconds=0.01)
     assert timed.best > 0
     assert timed.runs >= 2
-    if watch.clock == stopwatch.DEVICE:
-        assert ready.seconds() > 0
+    if watch.clock == timing.DEVICE_CLOCK:
+        assert plan.seconds() > 0
     else:
         assert watch.clock.startswith("the host's clock: ")
 
 
 def test_a_driver_that_times_no_launches_leaves_it_to_the_host(product, monkeypatch):
-    device, plan, values = product
-    monkeypatch.setattr(profiling, "enable", lambda _: False)
-    watch = stopwatch.Stopwatch(device)
-    ready = stopwatch.Traced(device, plan)
-    ready.execute(values)
-    assert math.isnan(ready.seconds()), "the queue keeps no times"
-    assert watch.time(ready, values, seconds=0.01).best > 0
+    device, what = product
+
+    def refuse(*_arguments, **_more):
+        raise cl.Error("no such queue")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cl, "CommandQueue", refuse)
+        watch = timing.Stopwatch(device)
+    plan = timing.TracedPlan(device, *what)
+    plan.run()
+    assert math.isnan(plan.seconds()), "the queue keeps no times"
+    assert watch.time(plan, seconds=0.01).best > 0
     assert watch.clock == "the host's clock: the driver times no launches"
 
 
 def test_a_clock_that_tells_nonsense_is_found_out(product, monkeypatch):
-    device, plan, values = product
-    watch = stopwatch.Stopwatch(device)
-    ready = stopwatch.Traced(device, plan)
-    monkeypatch.setattr(profiling, "seconds", lambda _: 1e-12)
-    timed = watch.time(ready, values, seconds=0.01)
+    device, what = product
+    watch = timing.Stopwatch(device)
+    plan = timing.TracedPlan(device, *what)
+    monkeypatch.setattr(plan, "seconds", lambda: 1e-12)
+    timed = watch.time(plan, seconds=0.01)
     assert watch.clock.startswith("the host's clock: ")
     assert timed.best > 1e-9
 
 
-def test_what_is_timed_is_what_the_driver_runs(device):
+def test_what_is_timed_is_what_calls_run(device):
     """Copies to a memory of the device's own are dense and aligned; kernels load wider for it."""
     found = next(f for f in devices.find() if f.traits == device.traits)
     apart = found._replace(traits=replace(found.traits, unified_memory=False, system_svm=False))
     precision = PRECISIONS["s"]
     family = BY_NAME["direct"]
-    course = Course(registry.Device(apart, "a test"), precision)
+    measurements = Measurements(registry.Device(apart, "a test"), Setup(0, "", "s"))
     seen = []
 
     class Spy:
@@ -191,7 +199,7 @@ def test_what_is_timed_is_what_the_driver_runs(device):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BY_NAME, "direct", Spy())
         config = family.default(apart.traits, precision)
-        course.time_shape(config, Shape(40, 30, 20), seconds=0.0)
+        measurements.time_shape(config, Shape(40, 30, 20), seconds=0.0)
     assert seen
     assert all(problem.aligned for problem in seen)
 

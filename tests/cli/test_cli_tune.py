@@ -9,16 +9,17 @@ import pytest
 from helpers import CPU
 
 from clgemm.cli import main, tune
+from clgemm.dispatch import engine
 from clgemm.errors import TuningError
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
-from clgemm.tuning import results, shapes, tuner
+from clgemm.tuning import results, shapes
 from clgemm.tuning.cost_model import Model, Variant
-from clgemm.tuning.outcome import CHECK, TRY, VET, Outcome
+from clgemm.tuning.outcome import Outcome, Task
 from clgemm.tuning.search import search as search_loop
 from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup, store
-from clgemm.tuning.workers import worker
+from clgemm.tuning.workers.pool import Worker
 
 # They take next to no time.
 SIZES = ["--sizes", "800x800x32", "90", "30x90x90"]
@@ -42,7 +43,7 @@ def device(device):
 
 
 def entry_of(device):
-    return lookup.store_for(device.traits).read()["s"]
+    return lookup.store_for(device.traits).read().entries["gemm.s"]
 
 
 @pytest.mark.process
@@ -54,7 +55,7 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert device.traits.describe() in out
     assert "sgemm: " in out
     assert "800 x 800 x 32" in out
-    default = next(tune._defaults(device, PRECISIONS["s"]))
+    default = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
     (line,) = [line for line in out.splitlines() if line.split()[:3] == ["800", "x", "800"]]
     assert f"{default.family} " in line
     assert line.endswith("x)")
@@ -65,7 +66,7 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert set(timed["seconds"]) == asked, "the search goes by these"
     assert set(entry["shapes"]) == asked | set(shapes.standard(512))
     assert set(entry["variants"][0]["seconds"]) >= asked
-    assert device.tuned["s"].origin.startswith("tuned")
+    assert engine.of(device).parameters.known("s").origin.startswith("tuned")
 
 
 @pytest.mark.process
@@ -81,21 +82,21 @@ def test_tune_searches_again_whatever_is_stored(device):
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
-    attempt, tried = worker.Worker.attempt, []
+    ask, tried = Worker.ask, []
 
-    def until_the_second(self, config, best, *, task, **more):
-        if task != VET:
+    def until_the_second(self, task, *arguments, **more):
+        if task is not Task.VERIFY:
             tried.append(task)
-        if tried == [TRY, TRY]:
+        if tried == [Task.MEASURE, Task.MEASURE]:
             raise KeyboardInterrupt
-        return attempt(self, config, best, task=task, **more)
+        return ask(self, task, *arguments, **more)
 
-    monkeypatch.setattr(worker.Worker, "attempt", until_the_second)
+    monkeypatch.setattr(Worker, "ask", until_the_second)
     assert main.main(["tune", "--precision", "sd", "--seconds", "60", *SIZES]) == 0
     out = capsys.readouterr().out
     assert "stopped by the keyboard" in out
     assert "dgemm" not in out, "the other precisions are not begun"
-    assert tried == [TRY, TRY, CHECK], "the winner is checked all the same"
+    assert tried == [Task.MEASURE, Task.MEASURE, Task.VERIFY_FINALIST], "verified all the same"
     assert entry_of(device)["variants"]
 
 
@@ -105,11 +106,12 @@ def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
     def at_once(*_arguments, **_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(worker.Worker, "attempt", at_once)
+    monkeypatch.setattr(Worker, "ask", at_once)
     assert main.main(["tune", "--precision", "s", *SIZES]) == 1
     assert "none was tried" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("arguments", "mode", "seconds"),
     [
@@ -119,16 +121,15 @@ def test_the_keyboard_before_anything_is_found(capsys, monkeypatch):
         (["--full", "--seconds", "9"], "full", 9.0),
     ],
 )
-def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
+def test_how_hard_it_searches(arguments, mode, seconds, monkeypatch):
     asked = []
 
-    def tune(device, code, effort):
-        assert device is device
+    def tune(_engine, code, effort):
         asked.append((code, effort))
         raise TuningError("that is enough")
 
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "3")
-    monkeypatch.setattr(tuner, "tune", tune)
+    monkeypatch.setattr(engine.Engine, "tune", tune)
     assert main.main(["tune", "--precision", "d", *arguments]) == 1
     ((code, effort),) = asked
     assert (code, effort.mode, effort.seconds) == ("d", mode, seconds)
@@ -138,7 +139,9 @@ def test_how_hard_it_searches(device, arguments, mode, seconds, monkeypatch):
 def test_a_device_is_named_as_in_the_environment(device, capsys, monkeypatch):
     asked = []
     result = results.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
-    monkeypatch.setattr(tuner, "tune", lambda s, *_: asked.append(s.traits) or result)
+    monkeypatch.setattr(
+        engine.Engine, "tune", lambda e, *_: asked.append(e.device.traits) or result
+    )
     monkeypatch.setattr(tune, "_print_result", lambda *_: None)
     assert main.main(["tune", "--device", device.traits.platform]) == 0
     assert asked == [device.traits]
@@ -167,7 +170,9 @@ def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     arguments = ["--precision", "s", "--seconds", "0.5", "--plot", str(file), *SIZES]
     assert main.main(["tune", *arguments]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert device.tuned["s"].origin.startswith("tuned"), "not the default it was compared with"
+    assert engine.of(device).parameters.known("s").origin.startswith("tuned"), (
+        "not the default it was compared with"
+    )
 
 
 @pytest.mark.usefixtures("device")
@@ -188,7 +193,7 @@ def test_what_is_ruled_out_is_shown(device, capsys):
     result = results.Result(found, (best, wrong), 1.0)
     tune._print_result(device, precision, result)
     out = capsys.readouterr().out
-    assert "2 trials in 1.0 s, 1 ruled out" in out
+    assert "2 candidates in 1.0 s, 1 ruled out" in out
     assert "wrong: 261 x 133 x 401: error 9\n" in out
     words = f"square 1000 x 1000 x 1000 200 1; {default.family} 200 (1.00x)"
     assert words in " ".join(out.split())

@@ -7,14 +7,15 @@ import pytest
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import devices, registry
+from clgemm.runtime import devices, programs, registry
 from clgemm.tuning.measure import measure, timing
-from clgemm.tuning.measure.measure import Course
-from clgemm.tuning.measure.products import CHECKED_ROWS, Products
-from clgemm.tuning.outcome import TRY, VET
+from clgemm.tuning.measure.measure import VERIFIED_ROWS, Measurements, Products
+from clgemm.tuning.outcome import Setup, Task
 from clgemm.tuning.shapes import SEARCHED, Shape, standard
 from clgemm.tuning.store import lookup
 from clgemm.tuning.workers import main
+
+SETUP = Setup(0, "", "s")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_references_are_right(device, code):
         stack = (a @ b) if shape.batch > 1 else (a @ b)[None]
         for place, entry in enumerate(found.entries):
             miss = np.abs(found.want[place] - stack[entry][found.rows])
-            assert found.want[place].shape == (CHECKED_ROWS, shape.n)
+            assert found.want[place].shape == (VERIFIED_ROWS, shape.n)
             assert np.all(miss <= found.limit[place])
             assert np.all(found.limit[place] < 1e-2)
 
@@ -63,45 +64,42 @@ def test_sizes_follow_from_one_square(fresh, monkeypatch):
     monkeypatch.setattr(measure, "FIRST_N", 64)
     monkeypatch.setattr(measure, "LARGEST_N", 512)
     for seconds, side in ((1.0, 64), (measure.ENOUGH_SECONDS / 9, 256), (1e-9, 512)):
-        found = Course(fresh, PRECISIONS["s"])
+        found = Measurements(fresh, SETUP)
         measured = [timing.of_times([seconds])]  # a second measurement finds nothing here
         monkeypatch.setattr(timing, "measure", lambda *_, m=measured, **__: m.pop())
         monkeypatch.setattr(found, "time_shape", lambda *_: None)
-        found.time(default(fresh), {}, 0.0)
+        found.measure(default(fresh), {}, 0.0)
         assert found.side == side
         assert measured == []
 
 
-def test_what_was_vetted_is_timed_without_a_build(fresh, monkeypatch):
+def test_what_was_verified_is_measured_without_a_build(fresh, monkeypatch):
     monkeypatch.setattr(measure, "FIRST_N", 64)
     monkeypatch.setattr(measure, "LARGEST_N", 128)
-    tried = main.Trial(fresh, PRECISIONS["s"])
+    tester = main.Tester(fresh, SETUP)
     config = default(fresh)
-    assert tried.attempt(config, {}, task=VET).ok
-    built, real = [], fresh.programs._program
-    monkeypatch.setattr(fresh.programs, "_program", lambda spec: built.append(spec) or real(spec))
-    outcome = tried.attempt(config, {}, task=TRY, seconds=0.0)
+    assert tester.test(Task.VERIFY, config, {}, 0.0).ok
+    built, real = [], programs.compiled
+    monkeypatch.setattr(programs, "compiled", lambda *x: built.append(x) or real(*x))
+    outcome = tester.test(Task.MEASURE, config, {}, 0.0)
     assert outcome.ok
     assert set(outcome.seconds) == set(SEARCHED)
     assert built == []
     assert outcome.side in {64, 128}
 
 
-def test_a_child_takes_the_sizes_that_another_found(fresh):
-    tried = main.Trial(fresh, PRECISIONS["s"])
-    tried.learn(64)
-    tried.learn(0)
-    assert tried.attempt(default(fresh), {}, task=TRY, seconds=0.0).side == 64
+def test_a_worker_takes_the_sizes_that_another_found(fresh):
+    tester = main.Tester(fresh, SETUP)
+    assert tester.test(Task.MEASURE, default(fresh), {}, 0.0, side=64).side == 64
+    assert tester.test(Task.MEASURE, default(fresh), {}, 0.0, side=0).side == 64
 
 
 def test_programs_build_beside_what_a_caller_does(fresh, monkeypatch):
     family, events = BY_NAME[default(fresh).family], []
     plan = family.plan(fresh.traits, standard(64)["square"].problem("s"), default(fresh))
     (spec, *_) = [step.kernel for step in plan.steps]
-    real = fresh.programs._program
-    monkeypatch.setattr(
-        fresh.programs, "_program", lambda spec: (real(spec), events.append("built"))[0]
-    )
+    real = programs.compiled
+    monkeypatch.setattr(programs, "compiled", lambda *x: (real(*x), events.append("built"))[0])
     with fresh.programs.building([spec, spec]):
         events.append("beside")
     assert sorted(events) == ["beside", "built"]

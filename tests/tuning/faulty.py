@@ -25,7 +25,7 @@ NAMES = (
     "does not build",
 )  # fmt: skip
 SLOW, RIGHT, ABORTS, HANGS, ODD_K, SOMETIMES, NO_BUILD = range(len(NAMES))
-SIDE = 96  # of the largest product timed: a trial takes milliseconds
+SIDE = 96  # of the largest product timed: a candidate takes milliseconds
 SPOILT = 20  # one run in so many of SOMETIMES is wrong
 KERNEL = """
 #ifndef KIND
@@ -66,7 +66,7 @@ class Faulty(Direct):
 
     def __init__(self):
         self._plans = itertools.count(1)
-        self.armed = False  # only where candidates are tried: the tests' own process plans, too
+        self.armed = False  # only in a worker: the tests' own process plans, too
 
     def space(self, traits, precision):
         return {"KIND": tuple(range(7))}

@@ -13,7 +13,7 @@ from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config, KernelFamily, Plan, Step
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.outcome import Outcome
-from clgemm.tuning.search.candidates import EVERY_OTHER, Proposal, Search
+from clgemm.tuning.search.candidates import EVERY_OTHER, Candidates, Proposal
 
 S = PRECISIONS["s"]
 
@@ -67,7 +67,7 @@ def run(search, rate=seconds, limit=10_000):
 
 def only_walk(*arguments):
     """Search without the halving: its order would hide the walk's."""
-    search = Search(*arguments)
+    search = Candidates(*arguments)
     search.bracket = 0
     return search
 
@@ -75,7 +75,7 @@ def only_walk(*arguments):
 def test_a_small_space_is_exhausted_without_repetition():
     """Only the halving comes back to a candidate, each time for longer."""
     family, proposals = Toy(), []
-    search = Search([family], CPU, S)
+    search = Candidates([family], CPU, S)
     while (proposal := search.propose()) is not None:
         proposals.append(proposal)
         search.report(tried(proposal.config))
@@ -89,7 +89,7 @@ def test_a_small_space_is_exhausted_without_repetition():
 
 @pytest.mark.parametrize("bracket", [2, 4, 7])
 def test_the_better_half_of_a_sample_is_timed_for_longer(bracket):
-    search = Search([Toy()], CPU, S)
+    search = Candidates([Toy()], CPU, S)
     search.bracket = bracket
     assert search.propose() == Proposal(toy(0, 1), 1), "the default is no part of it"
     search.report(tried(toy(0, 1)))
@@ -106,7 +106,7 @@ def test_the_better_half_of_a_sample_is_timed_for_longer(bracket):
 
 
 def test_of_several_timings_the_last_counts():
-    search = Search([Toy()], CPU, S)
+    search = Candidates([Toy()], CPU, S)
     search.report(tried(toy(0, 1), 1.0))
     search.report(tried(toy(0, 1), 2.0))
     assert search.best() == {"square": 2.0}
@@ -116,12 +116,12 @@ def test_of_several_timings_the_last_counts():
 
 
 def test_quick_tries_what_is_known_and_nothing_else():
-    search = Search([Toy()], CPU, S, [toy(2, 0)], known_only=True)
+    search = Candidates([Toy()], CPU, S, [toy(2, 0)], known_only=True)
     assert run(search) == [toy(2, 0), toy(0, 1)]
 
 
 def test_a_known_one_stands_unless_another_is_clearly_faster():
-    search = Search([Toy()], CPU, S, [toy(2, 0)])
+    search = Candidates([Toy()], CPU, S, [toy(2, 0)])
     search.report(tried(toy(2, 0), 1.0))
     search.report(tried(toy(3, 0), 0.98))
     assert [o.config for o in search.ranking("square")] == [toy(2, 0), toy(3, 0)]
@@ -129,18 +129,18 @@ def test_a_known_one_stands_unless_another_is_clearly_faster():
     assert search.ranking("square")[0].config == toy(3, 1)
 
 
-def test_only_those_close_to_the_best_race():
-    search = Search([Toy()], CPU, S)
+def test_only_those_close_to_the_best_are_compared():
+    search = Candidates([Toy()], CPU, S)
     times = {toy(3, 0): 1.0, toy(3, 1): 1.05, toy(2, 0): 1.07, toy(2, 1): 1.2}
     for config, time in times.items():
         search.report(tried(config, time))
-    assert search.field("square", 9) == list(times)[:3]
-    assert search.field("square", 2) == list(times)[:2]
-    assert search.field("small", 9) == []
+    assert search.close_to_best("square", 9) == list(times)[:3]
+    assert search.close_to_best("square", 2) == list(times)[:2]
+    assert search.close_to_best("small", 9) == []
 
 
 def test_finalists_lead_somewhere_or_in_their_family():
-    search = Search([Toy(), BY_NAME["cpu_packed"]], CPU, S)
+    search = Candidates([Toy(), BY_NAME["cpu_packed"]], CPU, S)
     packed = BY_NAME["cpu_packed"].default(CPU, S)
     for config, square, small in [(toy(3, 0), 1.0, 9.0), (toy(3, 1), 1.05, 9.0),
                                   (toy(2, 0), 1.3, 3.0), (packed, 2.0, 7.0)]:  # fmt: skip
@@ -148,13 +148,13 @@ def test_finalists_lead_somewhere_or_in_their_family():
     every = [toy(3, 0), toy(2, 0), packed, toy(3, 1)]
     assert search.finalists(9) == every, "leaders, each family's best, then those close behind"
     assert search.finalists(3) == every[:3]
-    search.report(Outcome(packed, "wrong", "in a race"))
+    search.report(Outcome(packed, "wrong", "as a finalist"))
     assert packed not in search.finalists(9)
 
 
 def test_a_large_space_does_not_drown_a_small_one():
     families = [BY_NAME["cpu_packed"], Toy()]
-    search = Search(families, CPU, S)
+    search = Candidates(families, CPU, S)
     search.bracket = 6
     sampled = []
     for _ in range(2 + 6):
@@ -181,7 +181,7 @@ def test_known_ones_that_do_not_fit_are_left_out():
         Config.of("toy", {"X": 0, "Y": 1, "Z": 2}),
         Config.of("unknown", {"X": 0, "Y": 1}),
     ]
-    proposals = run(Search([Toy()], CPU, S, misfits))
+    proposals = run(Candidates([Toy()], CPU, S, misfits))
     assert proposals[0] == toy(0, 1)
     assert not set(misfits) & set(proposals)
 
@@ -231,7 +231,7 @@ def test_the_walk_finds_the_best_long_before_the_end():
     def rate(config):
         return 1.0 + sum(a != b for a, b in zip(config.params, goal.params, strict=True))
 
-    search, proposals = Search([BY_NAME["cpu_packed"]], CPU, S), []
+    search, proposals = Candidates([BY_NAME["cpu_packed"]], CPU, S), []
     while goal not in proposals:
         proposals.append(search.propose().config)
         search.report(tried(proposals[-1], rate(proposals[-1])))
@@ -243,7 +243,7 @@ def test_the_walk_finds_the_best_long_before_the_end():
 def test_proposals_obey_the_rules(traits, code):
     precision = PRECISIONS[code]
     families = [f for f in FAMILIES if f.supports(traits, precision) and f.worth_tuning(traits)]
-    search = Search(families, traits, precision)
+    search = Candidates(families, traits, precision)
     for count in range(40):
         proposal = search.propose()
         if proposal is None:
@@ -262,7 +262,7 @@ def test_equal_searches_propose_the_same():
     families = [BY_NAME["cpu_packed"]]
 
     def some():
-        search = Search(families, CPU, S)
+        search = Candidates(families, CPU, S)
         for _ in range(30):
             config = search.propose().config
             yield config
@@ -271,17 +271,17 @@ def test_equal_searches_propose_the_same():
     assert list(some()) == list(some())
 
 
-def test_what_is_skipped_is_never_proposed():
-    search = Search([Toy()], CPU, S)
+def test_what_failed_earlier_is_never_proposed():
+    search = Candidates([Toy()], CPU, S)
     for config in (toy(0, 1), toy(3, 3)):
-        search.skip(config)
+        search.report(Outcome(config, "crash", "in an earlier search"))
     proposals = run(search)
     assert len(proposals) == 10
     assert not {toy(0, 1), toy(3, 3)} & set(proposals)
 
 
 def test_what_failed_is_not_proposed_again_and_never_ranks():
-    search = Search([Toy()], CPU, S)
+    search = Candidates([Toy()], CPU, S)
     proposed = []
     while (proposal := search.propose()) is not None:
         config = proposal.config
@@ -294,7 +294,7 @@ def test_what_failed_is_not_proposed_again_and_never_ranks():
 
 
 def test_ranking_and_best_are_per_shape():
-    search = Search([Toy()], CPU, S)
+    search = Candidates([Toy()], CPU, S)
     search.report(Outcome(toy(0, 1), "ok", "", {"square": 1.0, "small": 5.0}, 9))
     search.report(Outcome(toy(0, 2), "ok", "", {"square": 2.0, "small": 3.0}, 9))
     search.report(Outcome(toy(0, 3), "wrong", "", {"square": 0.1, "small": 0.1}, 9))
@@ -307,7 +307,7 @@ def test_ranking_and_best_are_per_shape():
 
 def test_neighbours_of_every_shape_s_best_are_tried():
     """With two winners far apart both neighbourhoods get their turn."""
-    search = Search([Toy()], CPU, S)
+    search = Candidates([Toy()], CPU, S)
     search.report(Outcome(toy(0, 1), "ok", "", {"square": 1.0, "small": 9.0}, 9))
     search.report(Outcome(toy(3, 3), "ok", "", {"square": 9.0, "small": 1.0}, 9))
     proposals = run(search, lambda _: 99.0)
@@ -315,13 +315,13 @@ def test_neighbours_of_every_shape_s_best_are_tried():
 
 
 def test_no_family_no_candidate():
-    assert Search([], CPU, S).propose() is None
+    assert Candidates([], CPU, S).propose() is None
 
 
 def test_what_is_ahead_is_what_will_be_proposed():
     """Known ones and defaults, then the sample; on the walk the best one's neighbours first."""
     known = toy(3, 1)
-    search = Search([Toy()], CPU, S, [known])
+    search = Candidates([Toy()], CPU, S, [known])
     ahead = list(search.ahead())
     assert ahead[:2] == [known, toy(0, 1)]
     assert set(ahead) == set(Toy().candidates(CPU, S))
@@ -341,5 +341,5 @@ def test_what_is_ahead_is_what_will_be_proposed():
 
 
 def test_nothing_but_known_ones_is_ahead_of_a_quick_search():
-    search = Search([Toy()], CPU, S, [toy(3, 1)], known_only=True)
+    search = Candidates([Toy()], CPU, S, [toy(3, 1)], known_only=True)
     assert list(search.ahead()) == [toy(3, 1), toy(0, 1)]

@@ -1,0 +1,375 @@
+"""Workers that try candidates side by side, and the time that a search gives them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers import CPU, GPU
+
+import clgemm
+from clgemm.errors import TuningError
+from clgemm.kernels.family import Config
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import devices
+from clgemm.tuning.outcome import Outcome, Setup, Task
+from clgemm.tuning.search import budget
+from clgemm.tuning.search.budget import Budget
+from clgemm.tuning.store import lookup
+from clgemm.tuning.workers import pool
+from clgemm.tuning.workers.pool import Worker, WorkerPool
+
+S = PRECISIONS["s"]
+CONFIGS = [Config.of("toy", {"X": x}) for x in range(9)]
+
+
+class Idle:
+    """Does nothing, and notes what it is told."""
+
+    def __init__(self, fails=False):
+        self.fails, self.dropped, self.learnt, self.stopped = fails, False, None, False
+
+    def start(self):
+        if self.fails:
+            raise TuningError("no room")
+
+    def stop(self):
+        self.stopped = True
+
+    def learn(self, outcome):
+        self.learnt = outcome
+
+
+def passes(_worker, config):
+    return Outcome(config, "ok")
+
+
+def test_candidates_are_tried_side_by_side():
+    together = threading.Barrier(3, timeout=30)
+
+    def meets(worker, config):
+        together.wait()
+        return passes(worker, config)
+
+    with WorkerPool([Idle() for _ in range(3)]) as workers:
+        outcomes = workers.each(CONFIGS, meets, lambda _: True)
+    assert {o.config for o in outcomes} == set(CONFIGS)
+    assert len(outcomes) == len(CONFIGS)
+
+
+def first_ends_last():
+    """Try candidates such that the first one ends when the last one was tried."""
+    ended = threading.Event()
+
+    def ask(worker, config):
+        if config == CONFIGS[0]:
+            assert ended.wait(30)
+        elif config == CONFIGS[-1]:
+            ended.set()
+        return passes(worker, config)
+
+    return ask
+
+
+def test_a_worker_that_hangs_holds_up_no_other():
+    with WorkerPool([Idle(), Idle()]) as workers:
+        outcomes = workers.each(CONFIGS, first_ends_last(), lambda _: True)
+    *before, one, other = (o.config for o in outcomes)
+    assert before == CONFIGS[1:-1]
+    assert {one, other} == {CONFIGS[0], CONFIGS[-1]}
+
+
+def test_while_one_is_overdue_the_others_go_on():
+    with WorkerPool([Idle(), Idle()]) as workers:
+        tried = workers.each(CONFIGS, first_ends_last(), lambda overdue: overdue)
+    assert len(tried) == len(CONFIGS)
+
+
+def test_when_time_is_up_each_worker_has_tried_one():
+    with WorkerPool([Idle(), Idle()]) as workers:
+        assert len(workers.each(CONFIGS, passes, lambda _: False)) == 2
+        left = iter([True, True, False])
+        assert len(workers.each(CONFIGS, passes, lambda _: next(left, False))) == 4
+
+
+def test_a_worker_that_cannot_start_is_done_without_unless_it_measures():
+    with WorkerPool([Idle(), Idle(fails=True), Idle()]) as workers:
+        workers.start()
+        assert len(workers.each(CONFIGS, passes, lambda _: False)) == 2, "one each"
+        assert len(workers.each(CONFIGS, passes, lambda _: True)) == len(CONFIGS)
+    with (
+        WorkerPool([Idle(fails=True), Idle()]) as workers,
+        pytest.raises(TuningError, match="no room"),
+    ):
+        workers.start()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TuningError])
+def test_an_error_ends_what_the_other_workers_do(error):
+    both = [Idle(), Idle()]
+
+    def ask(worker, config):
+        if config == CONFIGS[0]:
+            raise error
+        while not worker.dropped:
+            pass
+        return Outcome(config, "late")
+
+    with WorkerPool(both) as workers:
+        with pytest.raises(error):
+            workers.each(CONFIGS, ask, lambda _: True)
+        assert not any(x.dropped for x in both), "they may be asked again"
+        assert workers.each(CONFIGS[1:2], passes, lambda _: True)
+    assert all(x.stopped and x.dropped for x in both)
+
+
+def test_what_one_worker_found_all_know():
+    both, found = [Idle(), Idle()], Outcome(CONFIGS[0], "ok", "", {}, 512)
+    with WorkerPool(both) as workers:
+        workers.learn(found)
+    assert [x.learnt for x in both] == [found, found]
+
+
+def test_how_many_workers_there_are_follows_the_cores(monkeypatch):
+    for cores, on_cpu, on_gpu in ((1, 1, 1), (2, 2, 1), (3, 3, 1), (16, 4, 2), (64, 4, 4)):
+        monkeypatch.setattr(pool, "usable_cores", lambda cores=cores: cores)
+        assert pool.size(CPU) == on_cpu
+        assert pool.size(replace(GPU)) == on_gpu
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Set the time: clock[0]."""
+    now = [1000.0]
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_as_long_as_a_family_is_unknown_its_builds_may_take_what_is_left(clock):
+    found = Budget(50.0, 2)
+    assert found.patience(Task.VERIFY, "toy", 0.0) == budget.HANG_SECONDS
+    found.note(Task.VERIFY, "other", 0.1)
+    clock[0] += 30
+    assert found.patience(Task.VERIFY, "toy", 0.0) == pytest.approx(found.for_candidates(0.0))
+    found.note(Task.VERIFY, "toy", 0.1)
+    assert found.patience(Task.VERIFY, "toy", 0.0) == pytest.approx(
+        budget.HANG_SHARE * found.left()
+    )
+    found.note(Task.VERIFY, "toy", 3.5)
+    assert found.patience(Task.VERIFY, "toy", 2.0) == pytest.approx(2 * 3.5 - 2.0)
+
+
+def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
+    found = Budget(1.0, 2)
+    clock[0] += 2.0
+    first = pytest.approx(budget.FIRST_SECONDS - 0.5)
+    assert found.patience(Task.VERIFY, "toy", 0.5) == first
+    found.note(Task.VERIFY, "another", 2.0)
+    assert found.patience(Task.VERIFY, "toy", 0.5) == pytest.approx(budget.NEXT_SECONDS - 0.5), (
+        "one is ready"
+    )
+    found.note(Task.VERIFY, "toy", 1.0)
+    assert found.patience(Task.VERIFY, "toy", 0.5) == pytest.approx(3.5), (
+        "begun when nothing was known"
+    )
+    clock[0] += 1.0
+    assert found.patience(Task.VERIFY, "toy", 0.5) < 0
+    assert found.patience(Task.MEASURE, "toy", 0.5) == first, "it is still to be timed"
+    found.note(Task.MEASURE, "toy", 0.1)
+    assert found.patience(Task.MEASURE, "toy", 0.5) < 0
+    assert found.patience(Task.MEASURE_FINALIST, "toy", 0.5) < 0
+    assert found.patience(Task.VERIFY_FINALIST, "toy", 0.5) == first, (
+        "and to be verified as a finalist"
+    )
+    found.note(Task.VERIFY_FINALIST, "toy", 0.1)
+    assert found.patience(Task.VERIFY_FINALIST, "toy", 0.5) < 0
+
+
+def test_what_a_busy_search_gave_up_is_no_hang(clock):
+    found = Budget(10.0, 1)
+    assert not found.is_hang(budget.LEAST_HANG_SECONDS - 0.1)
+    assert found.is_hang(budget.LEAST_HANG_SECONDS)
+    clock[0] += 10
+    assert not found.is_hang(budget.LEAST_HANG_SECONDS), "the end came, whatever it was doing"
+    assert found.is_hang(budget.FIRST_SECONDS), "nobody would wait for it the next time either"
+
+
+def test_time_is_kept_for_the_finalists(clock):
+    found = Budget(10.0, 2)
+    assert found.seconds == pytest.approx(budget.SHARE * 10)
+    assert found.for_candidates(0.0) == pytest.approx(found.seconds)
+    for seconds in (1.0, 3.0, 2.0):
+        found.note(Task.VERIFY, "toy", seconds)
+    kept = 3.0 + budget.FINAL_SHARE * found.seconds
+    assert found.for_candidates(1.0) == pytest.approx(found.seconds - kept)
+    for seconds in itertools.repeat(0.5, 3):
+        found.note(Task.MEASURE, "toy", seconds)
+    assert found.typical() == pytest.approx(2.0 / 2 + 0.5), (
+        "builds go side by side, timing does not"
+    )
+    assert found.fits_finalists()
+    assert found.patience(Task.MEASURE_FINALIST, "toy", 0.0) == pytest.approx(found.left())
+    clock[0] += 3.0
+    assert found.patience(Task.VERIFY, "toy", 0.0) == pytest.approx(found.for_candidates(0.0)), (
+        "not for builds"
+    )
+    clock[0] += 6.0
+    assert not found.fits_finalists()
+
+
+def test_no_start_is_waited_for_far_beyond_the_budget(clock):
+    long, short = Budget(600.0, 1), Budget(5.0, 1)
+    assert long.patience_to_start(0.0) == budget.START_SECONDS
+    most = short.seconds + budget.START_GRACE
+    assert short.patience_to_start(0.0) == pytest.approx(most)
+    clock[0] += most - 0.1
+    assert short.patience_to_start(most - 0.1) == pytest.approx(0.1)
+    assert short.patience_to_start(0.0) == budget.START_GRACE, "one that replaces another"
+
+
+# From here on with real processes.
+
+GOOD = Config.of("ok", {})
+
+
+def patience(seconds):
+    """Wait for so many seconds."""
+    return lambda waited: seconds - waited
+
+
+def setup_of(device, **changes):
+    index = [f.traits for f in devices.find()].index(device.traits)
+    return Setup(index, device.traits.fingerprint(), "s")._replace(**changes)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_worker_that_dies_hangs_or_refuses_costs_one_candidate(device):
+    good = lookup.defaults(device.traits, S, "").configs[0]
+    uncompilable = Config.of(good.family, dict(good.params) | {"VW": 5})
+    with Worker(setup_of(device), patience(60)) as tried:
+
+        def status(config, limit=60.0):
+            outcome = tried.ask(Task.VERIFY_FINALIST, config, patience(limit))
+            assert outcome.config == config
+            return outcome.status, outcome.detail
+
+        crashed, last_words = status(Config.of("unheard_of", {}))
+        assert crashed == "crash"
+        assert "KeyError" in last_words
+        assert status(good) == ("ok", "")
+        refused, log = status(uncompilable)
+        assert refused == "build"
+        assert "Its log:" in log
+        process = tried._process
+        assert status(good, limit=0.001)[0] == "hang"
+        assert process.poll() is not None, "a hung worker is ended"
+        assert status(good) == ("ok", "")
+        process = tried._process
+    assert process.poll() is not None
+
+
+@pytest.mark.process
+def test_nobody_waits_for_a_worker_that_is_dropped(device):
+    with Worker(setup_of(device), patience(60)) as tried:
+        tried.start()
+        tried.dropped = True
+        outcome = tried.ask(Task.VERIFY, Config.of("unheard_of", {}), patience(60))
+        assert (outcome.status, outcome.detail) == ("late", "the search ended before it answered")
+        tried.dropped = False
+        good = lookup.defaults(device.traits, S, "").configs[0]
+        assert tried.ask(Task.VERIFY, good, patience(60)).ok, "another process"
+
+
+@pytest.mark.process
+def test_a_worker_that_sees_other_devices_is_no_candidate_s_fault(device):
+    setup = setup_of(device, fingerprint="not " + device.traits.fingerprint())
+    with Worker(setup, patience(60)) as tried, pytest.raises(TuningError, match="ended with 3"):
+        tried.ask(Task.VERIFY, GOOD, patience(60))
+
+
+@pytest.mark.process
+def test_a_worker_that_does_not_start_is_waited_for_no_longer_than_said(monkeypatch):
+    monkeypatch.setattr(Worker, "command", ("-c", "import time; time.sleep(60)"))
+    with Worker(Setup(0, "", "s"), patience(0.2)) as tried:
+        begun = time.monotonic()
+        with pytest.raises(TuningError, match=r"no answer within 0\.2"):
+            tried.start()
+        assert time.monotonic() - begun < 30
+
+
+ANSWERS = """
+import json, os, sys
+setup = json.loads(sys.stdin.readline())
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    config = json.loads(line)["config"]
+    print(json.dumps({"config": config, "status": config["family"], "detail": str(os.getpid()),
+                      "seconds": {}, "side": setup["side"], "clock": setup["clock"]}), flush=True)
+"""
+"""A worker that answers with the status that it is asked for, and its own process in detail."""
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    monkeypatch.setattr(Worker, "command", ("-c", ANSWERS))
+    with Worker(Setup(0, "", "s"), patience(60)) as tried:
+        yield lambda status: tried.ask(Task.VERIFY, Config.of(status, {}), patience(60))
+
+
+@pytest.mark.process
+def test_after_a_failed_launch_the_worker_is_replaced(answering):
+    """On some drivers a failed launch spoils the context for every later one."""
+    first, again, failed, after = (answering(x) for x in ("ok", "wrong", "run", "ok"))
+    assert first.detail == again.detail == failed.detail
+    assert failed.status == "run"
+    assert after.detail != failed.detail
+
+
+@pytest.mark.process
+def test_a_worker_that_replaces_another_measures_alike(monkeypatch):
+    """Times at other sizes, or by another clock, could not be compared."""
+    monkeypatch.setattr(Worker, "command", ("-c", ANSWERS))
+    with Worker(Setup(0, "", "s"), patience(60)) as tried:
+        tried.learn(Outcome(GOOD, "ok", side=512, clock="the host's clock"))
+        found = tried.ask(Task.VERIFY, Config.of("ok", {}), patience(60))
+        assert (found.side, found.clock) == (512, "the host's clock")
+
+
+@pytest.mark.process
+def test_a_folder_named_clgemm_does_not_stand_in_for_the_package(device, tmp_path, monkeypatch):
+    for name in ("clgemm", "numpy", "pyopencl"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    monkeypatch.chdir(tmp_path)
+    with Worker(setup_of(device), patience(60)) as tried:
+        tried.start()
+
+
+@pytest.mark.process
+def test_a_worker_runs_this_very_package_and_adds_no_folder_to_its_path(tmp_path):
+    """What lies beside the package, as in site-packages, must not hide the standard library."""
+    package = Path(clgemm.__file__).parent
+    (tmp_path / "clgemm" / "tuning" / "workers").mkdir(parents=True)
+    for folder in ("", "tuning", "tuning/workers"):
+        (tmp_path / "clgemm" / folder / "__init__.py").touch()
+    program = "import json, sys; main = lambda: print(json.dumps([__file__, sys.path]))"
+    (tmp_path / "clgemm" / "tuning" / "workers" / "main.py").write_text(program)
+    flag, code, root = Worker.command
+    assert (flag, Path(root)) == ("-c", package.parent)
+
+    def seen(*arguments):
+        run = subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+        return json.loads(run.stdout)
+
+    file, path = seen("-c", code, str(tmp_path))
+    assert file == str(tmp_path / "clgemm" / "tuning" / "workers" / "main.py")
+    bare = seen("-c", "import json, sys; print(json.dumps([0, [x for x in sys.path if x]]))")[1]
+    assert path == bare
