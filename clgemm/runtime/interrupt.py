@@ -119,18 +119,6 @@ def drain(queue: cl.CommandQueue, memory: Any) -> None:
     _apart(finish, lambda: None, memory)
 
 
-def surely(action: Callable[[], None]) -> None:
-    """Do what may be done twice, again if something is raised meanwhile: Ctrl-C may come any time.
-
-    What was raised is raised afterwards.
-    """
-    try:
-        action()
-    except BaseException:
-        action()
-        raise
-
-
 def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any) -> None:
     """Wait in a thread that keeps the memory alive, and for that thread in this one."""
     ended, failed = threading.Lock(), []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
-from clgemm.runtime import interrupt, opencl
+from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ OUT_OF_MEMORY = frozenset({
 })  # fmt: skip
 SMALLEST = 4096  # bytes
 IDLE_SHARE = 4  # one part in so many of what is allowed may lie idle
+LOOK_SECONDS = 1e-3  # until a call that waits for memory looks again
 
 
 def is_short_of_memory(error: BaseException | None) -> bool:
@@ -32,16 +34,21 @@ def rounded(size: int) -> int:
     return max(SMALLEST, -(-size // grain) * grain)
 
 
+class _Lease:
+    """Stands for what one call uses, as long as that call is there."""
+
+
 class DeviceMemory:
     """Buffers of one context, leased or idle; the largest that the device allows is known."""
 
     def __init__(self, context: cl.Context, largest: int) -> None:
         self._context = context
         self._largest = largest
-        self._changed = threading.Condition()
+        # No Condition: its methods are Python's, and Ctrl-C may leave it held.
+        self._lock = threading.Lock()
         self._idle: list[cl.Buffer] = []
-        self._leases: dict[object, int] = {}
-        """Bytes of each lease: that it ended is one operation, which Ctrl-C cannot cut in two."""
+        self._leases: WeakKeyDictionary[_Lease, int] = WeakKeyDictionary()
+        """Bytes of each lease.  Weak: however often Ctrl-C comes, a lease ends with its call."""
         self.peak = 0
         """The most bytes that were leased and idle together."""
 
@@ -82,12 +89,11 @@ class DeviceMemory:
         wanted = [rounded(size) for size in sizes]
         if sum(wanted) > limit or max(wanted, default=0) > self._largest:
             wanted = list(sizes)
-        total, lease = sum(wanted), object()
+        total, lease = sum(wanted), _Lease()
         taken: list[cl.Buffer] = []
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._leases or self.used + total <= limit)
-                self._leases[lease] = total
+            self._wait_for(lease, total, limit)
+            with self._lock:
                 found = [self._find(size) for size in wanted]
                 self._evict(limit - self.used)
                 for size, buffer in zip(wanted, found, strict=True):
@@ -95,7 +101,15 @@ class DeviceMemory:
                 self.peak = max(self.peak, self.used + self.idle)
             yield list(taken)
         finally:
-            interrupt.surely(partial(self._end, lease, taken, limit, is_idle))
+            self._end(lease, taken, limit, is_idle)
+
+    def _wait_for(self, lease: _Lease, total: int, limit: int) -> None:
+        while True:
+            with self._lock:
+                if not self._leases or self.used + total <= limit:
+                    self._leases[lease] = total
+                    return
+            time.sleep(LOOK_SECONDS)
 
     def _find(self, size: int) -> cl.Buffer | None:
         """Take a buffer of exactly this size out of the idle ones."""
@@ -114,15 +128,14 @@ class DeviceMemory:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
     def _end(
-        self, lease: object, taken: list[cl.Buffer], limit: int, is_idle: Callable[[], bool]
+        self, lease: _Lease, taken: list[cl.Buffer], limit: int, is_idle: Callable[[], bool]
     ) -> None:
-        """End a lease; may be done again if it was interrupted."""
-        with self._changed:
+        """End a lease; buffers that Ctrl-C keeps from being put back are dropped."""
+        with self._lock:
             while taken and is_idle():
                 self._idle.append(taken.pop())
             self._leases.pop(lease, None)
             self._evict(limit // IDLE_SHARE)
-            self._changed.notify_all()
 
     def _evict(self, allowed: int) -> None:
         """Release idle buffers, the longest idle first, until at most so many bytes are idle."""
@@ -134,5 +147,5 @@ class DeviceMemory:
 
     def trim(self) -> None:
         """Release what is idle."""
-        with self._changed:
+        with self._lock:
             self._evict(0)

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.runtime import interrupt
 from clgemm.runtime.opencl import cl
 from clgemm.streaming import copy_threads
 from clgemm.streaming.staging import StagingBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,14 +36,9 @@ Chunk = tuple[int, "NDArray[Any]"]
 
 
 def chunks(x: NDArray[Any], most: int) -> Iterator[Chunk]:
-    """Divide a stack into chunks that lie one after the other in device memory without gaps.
+    """Divide a stack into chunks of at most so many bytes, one after the other in device memory.
 
-    Parameters
-    ----------
-    x : ndarray of shape (batch, rows, columns)
-        In the order in which its elements are to lie: the last axis varies fastest.
-    most : int
-        Bytes of the largest chunk.
+    `x` is (batch, rows, columns); there its elements lie without gaps, the last axis fastest.
     """
     if x.nbytes <= most:
         yield 0, x
@@ -65,13 +59,7 @@ def chunks(x: NDArray[Any], most: int) -> Iterator[Chunk]:
 
 
 def has_ended(event: cl.Event) -> bool:
-    """Tell whether a command has ended, without waiting.
-
-    Raises
-    ------
-    cl.Error
-        If it has failed.
-    """
+    """Tell whether a command has ended, without waiting; raise if it has failed."""
     status: int = event.command_execution_status
     if status < 0:
         event.wait()  # raises
@@ -96,48 +84,30 @@ class BlockCopy:
 
 
 class _Job:
-    """Copies a chunk into its staging buffer or out of it, once, in whatever thread."""
+    """Copies a chunk into its staging buffer or out of it, in whatever thread."""
 
-    def __init__(
-        self, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer, ended: SimpleQueue[_Job]
-    ) -> None:
+    def __init__(self, call: Copies, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer) -> None:
+        self._call = call
         self.copy, self.chunk, self.staging = copy, chunk, staging
         self.error: BaseException | None = None
-        self._ended = ended
-        self._lock = threading.Lock()
-        self._has_begun = False
+        self.lock = threading.Lock()
+        """Held while it copies."""
 
     def __call__(self) -> None:
-        """Copy, unless that was done or cancelled."""
-        with self._lock:  # until it has ended: `cancel` waits for that
-            if self._has_begun:
+        """Copy, unless the call is over."""
+        with self.lock:
+            if self._call.is_over:
                 return
-            self._has_begun = True
             staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
             try:
                 np.copyto(*((x, staged) if self.copy.to_host else (staged, x)))
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error
-        self._ended.put(self)
-
-    def cancel(self) -> None:
-        """Leave it out, or wait until it has ended."""
-        with self._lock:
-            self._has_begun = True
+        self._call.ended.put(self)
 
 
 class Copies:
-    """The copies of one call.
-
-    Parameters
-    ----------
-    threads : CopyThreads
-        Threads and staging.
-    to_device, to_host : cl.CommandQueue
-        Queues that run in order.
-    in_line : bool
-        Copy in the calling thread: for what is soon done.
-    """
+    """The copies of one call, in queues that run in order; `in_line`, its own thread copies."""
 
     def __init__(
         self, threads: CopyThreads, to_device: cl.CommandQueue, to_host: cl.CommandQueue, *,
@@ -150,11 +120,12 @@ class Copies:
         self._to_send: deque[tuple[BlockCopy, Chunk]] = deque()
         self._to_fetch: deque[tuple[BlockCopy, Chunk]] = deque()
         self._jobs: set[_Job] = set()
-        self._ended: SimpleQueue[_Job] = SimpleQueue()
+        self.ended: SimpleQueue[_Job] = SimpleQueue()
+        """Jobs that were done and not heard of yet."""
         self._sent: deque[tuple[cl.Event, StagingBuffer]] = deque()
         self._fetched: deque[tuple[cl.Event, StagingBuffer, BlockCopy, Chunk]] = deque()
         self._leased: dict[int, StagingBuffer] = {}
-        self._is_over = False
+        self.is_over = False
 
     def start(self, copy: BlockCopy) -> None:
         """Begin to copy a block; `advance` carries on."""
@@ -164,26 +135,17 @@ class Copies:
         """Have threads that have nothing to copy get the pages of a dense array."""
 
         def job(address: int, nbytes: int, _alive: NDArray[Any] = x) -> None:
-            if not self._is_over:
+            if not self.is_over:
                 copy_threads.populate(address, nbytes)
 
         for pages in copy_threads.page_ranges(x):
             self._threads.submit_idle(partial(job, *pages))
 
     def advance(self, awaited: cl.Event | None = None, *, patient: bool = True) -> None:
-        """Do all that can be done now, and if that is nothing, wait until something may be.
+        """Do all that can be done now; if that is nothing, wait until something may be.
 
-        Parameters
-        ----------
-        awaited : cl.Event, optional
-            The next command that the caller waits for.
-        patient : bool
-            If false, wait for nothing.
-
-        Raises
-        ------
-        cl.Error
-            If the device refuses or fails.
+        `awaited` is the next command that the caller waits for; unless `patient`, this returns at
+        once.
         """
         # What frees staging goes first, copies to the host before others: they free memory too.
         happened = self._hear() | self._take_back() | self._unload()
@@ -198,7 +160,7 @@ class Copies:
         """Wait for a thread, for a moment, or if none is busy for the device."""
         if self._jobs:
             with suppress(Empty):
-                self._end(self._ended.get(timeout=PAUSE))
+                self._end(self.ended.get(timeout=PAUSE))
             return
         # Not by looking again and again: some runtimes work only while somebody waits.
         for queue in (self._sent, self._fetched):
@@ -224,8 +186,8 @@ class Copies:
 
     def _copy(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
         """Have a chunk copied into its staging buffer, or out of it."""
-        job = _Job(copy, chunk, staging, self._ended)
-        self._jobs.add(job)  # from here on it can be cancelled
+        job = _Job(self, copy, chunk, staging)
+        self._jobs.add(job)  # from here on `abandon` knows of it
         if self._in_line:
             job()
             self._hear()
@@ -235,8 +197,8 @@ class Copies:
     def _hear(self) -> bool:
         """Take note of the jobs that have ended."""
         happened = False
-        while not self._ended.empty():  # nobody else takes out of it
-            self._end(self._ended.get())
+        while not self.ended.empty():  # nobody else takes out of it
+            self._end(self.ended.get())
             happened = True
         return happened
 
@@ -292,33 +254,26 @@ class Copies:
         return bool(self._to_fetch or self._fetched or self._jobs)
 
     def abandon(self, *queues: cl.CommandQueue) -> bool:
-        """Leave out what has not begun, and wait for what has.
+        """Leave out what has not begun, and wait for what has, in these queues too.
 
-        Parameters
-        ----------
-        queues : cl.CommandQueue
-            What else works with this call's memory.
-
-        Returns
-        -------
-        bool
-            Whether it is proved that no thread and no command uses the call's memory any more.
+        Tells whether it is proved that no thread and no command uses the call's memory any more.
         """
-        self._is_over = True
+        self.is_over = True
         for job in self._jobs:
-            job.cancel()
+            with job.lock:
+                pass  # it has ended, or sees that the call is over
         # All are waited for, whatever one says.
         return not {_finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
 
     def close(self, *, is_idle: bool) -> None:
         """Give back what is leased, or drop it if it may be in use for all we know."""
-        self._is_over = True
+        self.is_over = True
         staging = self._threads.staging
-        interrupt.surely(partial(self._return_all, staging.release if is_idle else staging.drop))
-
-    def _return_all(self, give_back: Callable[[StagingBuffer], None]) -> None:
+        if not is_idle:
+            staging.drop(self._leased.values())
+            self._leased.clear()
         while self._leased:
-            give_back(self._leased.popitem()[1])
+            staging.release(self._leased.popitem()[1])
 
 
 def _finish(queue: cl.CommandQueue) -> bool:

@@ -14,6 +14,8 @@ from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 BYTES = 4 << 20  # of a buffer, and so of the largest copy
@@ -71,10 +73,10 @@ class Staging:
         if staging.buffer is not None:
             self._spare.append(staging)
 
-    def drop(self, staging: StagingBuffer) -> None:
-        """Never use a buffer again, nor free it: a command may still work on it."""
-        self._dropped.append(staging)
-        self._pinned.discard(staging)
+    def drop(self, leased: Iterable[StagingBuffer]) -> None:
+        """Never use buffers again, nor free them: commands may still work on them."""
+        self._dropped += leased
+        self._pinned.difference_update(self._dropped)
 
     def _pin(self, queue: cl.CommandQueue) -> StagingBuffer:
         access: Any = cl.mem_flags

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -175,6 +177,23 @@ def test_an_idle_timer_runs_once_after_the_last_touch():
     until(lambda: len(runs) == 2)
 
 
+def test_an_idle_timer_without_a_thread_tries_again_at_the_next_touch(monkeypatch):
+    runs = []
+    timer = IdleTimer(0.05, lambda: runs.append(None))
+    for error in (RuntimeError, KeyboardInterrupt):
+
+        def start(_, error=error):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with nullcontext() if error is RuntimeError else pytest.raises(KeyboardInterrupt):
+                timer.touch()
+        assert not runs
+    timer.touch()
+    until(lambda: runs)
+
+
 @pytest.fixture
 def threads(device):
     apart = separate(device)
@@ -231,6 +250,158 @@ def test_a_copy_that_fails_fails_the_call(device, threads):
         assert copies.abandon()
         copies.close(is_idle=True)
     assert len(threads.staging._spare) == threads.staging.count
+
+
+@pytest.mark.parametrize("when", [0, 1])
+def test_jobs_are_done_where_threads_cannot_be_started(threads, when, monkeypatch):
+    """In the calling thread if there is none; what only prepares is left out then."""
+    threads._most, real, done = 3, threading.Thread.start, SimpleQueue()
+
+    def start(thread):
+        if threads._count >= when:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(5):
+        threads.submit(lambda: done.put(threading.current_thread()))
+    workers = {done.get(timeout=SECONDS) for _ in range(5)}
+    assert workers == {threading.main_thread()} if when == 0 else len(workers) == 1
+    assert not threads._jobs
+    threads.submit_idle(lambda: done.put("idle"))
+    assert done.empty() if when == 0 else done.get(timeout=SECONDS) == "idle"
+
+
+def test_a_job_whose_token_was_never_put_keeps_no_other_from_being_done(threads, monkeypatch):
+    """Ctrl-C may come between the two."""
+    threads._most, done = 1, threading.Event()
+
+    class Interrupted(SimpleQueue):
+        def put(self, _):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threads, "_have_threads", lambda: True)
+        patch.setattr(threads, "_tokens", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            threads.submit(lambda: None)
+    threads.submit(done.set)
+    assert done.wait(SECONDS)
+
+
+class Interrupting(SimpleQueue):
+    """A queue during whose n-th use Ctrl-C is pressed, after the fact."""
+
+    def __init__(self, turn):
+        self.turn = turn
+
+    def get(self, *arguments, **named):
+        found = super().get(*arguments, **named)
+        self.turn -= 1
+        if self.turn == 0:
+            raise KeyboardInterrupt
+        return found
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_what_was_heard_as_ctrl_c_came_is_not_waited_for_again(device, threads, turn):
+    x = np.ones((1, 10, 100), np.float32)
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+        copies = Copies(threads, *queues)
+        copies.ended = Interrupting(turn)
+        copies.start(BlockCopy(buffer, [(0, x)] * 2, to_host=False))
+        with pytest.raises(KeyboardInterrupt):
+            until(copies.advance)
+        assert copies.abandon()
+        copies.close(is_idle=True)
+    assert len(threads.staging._spare) == threads.staging.count
+
+
+def test_what_ctrl_c_kept_from_being_handed_over_is_not_waited_for(device, threads, monkeypatch):
+    def submit(*_, **__):
+        raise KeyboardInterrupt
+
+    x = np.ones((1, 10, 100), np.float32)
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+        copies = Copies(threads, *queues)
+        copies.start(BlockCopy(buffer, [(0, x)], to_host=False))
+        monkeypatch.setattr(threads, "submit", submit)
+        with pytest.raises(KeyboardInterrupt):
+            copies.advance()
+        assert copies.abandon()
+        copies.close(is_idle=True)
+
+
+def test_a_copy_that_runs_is_waited_for_and_no_other_begins(device, threads, monkeypatch):
+    gate, began, copied, real = threading.Event(), threading.Event(), [], np.copyto
+
+    def copyto(into, source):
+        began.set()
+        gate.wait(SECONDS)
+        copied.append(source)
+        real(into, source)
+
+    monkeypatch.setattr(np, "copyto", copyto)
+    threads._most = 1
+    x = np.ones((1, 10, 100), np.float32)
+    with threads.in_use() as queues, separate(device).memory.lease([8000], MB, idle) as (buffer,):
+        copies = Copies(threads, *queues)
+        copies.start(BlockCopy(buffer, [(0, x), (4000, x)], to_host=False))
+        copies.advance()
+        assert began.wait(SECONDS)
+        threading.Timer(0.1, gate.set).start()
+        assert copies.abandon()
+        assert len(copied) == 1
+        copies.close(is_idle=True)
+        done = threading.Event()
+        threads.submit(done.set)
+        assert done.wait(SECONDS)
+    assert len(copied) == 1
+
+
+def test_buffers_that_may_be_in_use_are_not_leased_again(pool):
+    with pool.lease([5000], MB, lambda: False) as dropped:
+        pass
+    assert (pool.used, pool.idle) == (0, 0)
+    with pool.lease([5000], MB, idle) as taken:
+        assert taken[0].int_ptr != dropped[0].int_ptr
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_a_lease_ends_whenever_ctrl_c_comes(pool, turn, monkeypatch):
+    """Else what it took would be missing for ever, and the next large call would wait for it."""
+    calls = []
+
+    def may_interrupt(*_):
+        calls.append(None)
+        if len(calls) == turn + 1:
+            raise KeyboardInterrupt
+        return True
+
+    evict = pool._evict
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pool.lease([50_000, 60_000], 200_000, may_interrupt),
+    ):
+        monkeypatch.setattr(pool, "_evict", lambda x: (may_interrupt(), evict(x), may_interrupt()))
+    monkeypatch.undo()
+    assert pool.used == 0
+    with pool.lease([150_000], 200_000, idle):
+        pass
+
+
+def test_staging_that_may_be_in_use_is_not_leased_again(threads):
+    with threads.in_use() as (up, down):
+        copies = Copies(threads, up, down)
+        dropped = copies._lease()
+        copies.close(is_idle=False)
+        leased = [threads.staging.lease(up) for _ in range(threads.staging._most)]
+        assert dropped not in leased
+        assert None not in leased, "there is room for as many"
+        for staging in leased:
+            threads.staging.release(staging)
+    threads.trim()
+    dropped.memory[...] = 1  # it is there still
 
 
 @pytest.mark.parametrize("most", [1, 16, 100, 1000, 10**6])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,6 +28,7 @@ from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
 from clgemm.streaming import copies, copy_threads, stream
 from clgemm.streaming.runner import StreamingRunner
+from clgemm.streaming.staging import StagingBuffer
 from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
@@ -290,6 +294,129 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
     check(apart, "s", a, b, c)
 
 
+def test_what_a_second_interrupt_leaves_in_use_is_not_used_again(apart, rng, monkeypatch):
+    a, b, c = operands(rng)
+    check(apart, "s", a, b, c)
+    leased, real = [], apart.memory.lease
+    staging = threads_of(apart).staging
+
+    @contextmanager
+    def lease(*arguments):
+        with real(*arguments) as buffers:
+            leased.extend(buffers)
+            yield buffers
+
+    def interrupted(self, *_, **__):
+        leased.extend(self._leased.values())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(apart.memory, "lease", lease)
+        patch.setattr(copies.Copies, "_wait", interrupted)
+        patch.setattr(copies.Copies, "abandon", interrupted)
+        with registry.using(apart), pytest.raises(KeyboardInterrupt):
+            gemm(1.0, a, b, 0.0, c)
+    assert any(isinstance(x, StagingBuffer) for x in leased)
+    assert not [x for x in (*apart.memory._idle, *staging._spare) if x in leased]
+    assert apart.memory.used == 0
+    check(apart, "s", a, b, c)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+@pytest.mark.slow
+def test_signals_at_any_moment_leave_everything_usable(apart, rng, monkeypatch):
+    """Also while a call cleans up: the second comes soon after the first."""
+    limit(monkeypatch, 300 * KB)
+    a, b, c = operands(rng, m=200, n=180, k=160)
+    want = a @ b
+    check(apart, "s", a, b, c)
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    before, presses = signal.signal(signal.SIGALRM, press), 0
+    try:
+        for turn in range(300):
+            with suppress(KeyboardInterrupt):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-5, 2e-2), (turn % 3) * 1e-4)
+                    with registry.using(apart):
+                        gemm(1.0, a, b, 0.0, c)
+                except KeyboardInterrupt:
+                    presses += 1
+                    raise
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            if not turn % 10:
+                gc.collect()
+                c[...] = np.nan
+                with registry.using(apart):
+                    gemm(1.0, a, b, 0.0, c)
+                np.testing.assert_allclose(c, want, atol=1e-4)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    apart.running.clear()
+    assert presses > 30
+    thread = threading.Thread(target=threads_of(apart).trim, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "a lock is held by nobody"
+    assert apart.memory.used == 0
+
+
+@pytest.mark.parametrize("name", ["clgemm copy", "clgemm idle timer"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_results_are_right_where_threads_cannot_be_started(apart, name, after, rng, monkeypatch):
+    a, b, c = operands(rng)
+    threads = threads_of(apart)
+    threads._most = 3
+    real, started = threading.Thread.start, []
+
+    def start(thread):
+        if thread.name == name:
+            if len(started) == after:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        threads.trim()
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(2):
+            c[...] = np.nan
+            check(apart, "s", a, b, c)
+        assert len(started) <= after
+        assert not threads._jobs
+    check(apart, "s", a, b, c)
+
+
+def test_a_call_copies_itself_once_the_interpreter_ends(apart, rng, monkeypatch):
+    """Threads do not run any more then."""
+    limit(monkeypatch, 300 * KB)
+    monkeypatch.setattr(apart, "ending", True)
+    monkeypatch.setattr(threads_of(apart), "_have_threads", lambda: pytest.fail("no thread runs"))
+    check(apart, "s", *operands(rng))
+    check(apart, "z", *operands(rng, "z", 40, 30, 50), beta=0.5)
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_a_copy_that_the_device_refuses_once_costs_no_result(apart, to_host, rng, monkeypatch):
+    a, b, c = operands(rng)
+    module, refused = load(), []
+    real = module.enqueue_copy
+
+    def enqueue_copy(queue, into, source, **named):
+        if isinstance(into, np.ndarray) == to_host and not refused:
+            refused.append(None)
+            raise out_of_memory()
+        return real(queue, into, source, **named)
+
+    monkeypatch.setattr(module, "enqueue_copy", enqueue_copy)
+    check(apart, "s", a, b, c)
+    assert refused
+
+
 def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
     a, b, c = operands(rng)
     before, stop = c.copy(), Stop()
@@ -359,6 +486,16 @@ def test_a_program_ends_at_once_and_in_silence(device):
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
     assert time.monotonic() - begin < copy_threads.IDLE_SECONDS - 1
+
+
+@pytest.mark.process
+def test_a_program_multiplies_to_its_very_end(device):
+    """When no thread can be started any more, or those there are do not run."""
+    program = "import atexit; atexit.register(lambda: print(right()))" + PROGRAM
+    run = run_python(
+        program, CLGEMM_DEVICE=device.traits.platform, CLGEMM_DEVICE_MEMORY_MB="0.5",
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr) == (0, "True\n", "")
 
 
 @pytest.mark.process
