@@ -14,7 +14,7 @@ from clgemm.kernels.family import Config, Plan, gemm_args
 from clgemm.kernels.nv_dmma import partition
 from clgemm.kernels.nv_dmma.family import NvDmma
 from clgemm.kernels.nv_dmma.partition import LOCAL_BYTES
-from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.problem import PRECISIONS, Gemm, Operand, alignment_class, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.runtime.opencl import cl
@@ -512,13 +512,13 @@ def test_forms_can_run(code, form):
     assert not list(FAMILY.broken_rules(H200, precision, form_config(precision, form)))
 
 
-def on_device(device, problem, c, memory, alpha, beta, repeats=1):
+def on_device(device, problem, c, memory, alpha, beta, repeats=1, offsets=NO_OFFSETS):
     """Run a problem on flat arrays a, b, c and give what c becomes, once for each repetition."""
     plan = FAMILY.plan(device.traits, problem, c)
     runner = KernelRunner(device, problem, plan)
     places = {x: host_memory.place(device, memory[x].reshape(-1, 1)) for x in "abc"}
     for _ in range(repeats):
-        runner.execute((alpha, beta, *places.values(), NO_OFFSETS), poisoned=True)
+        runner.execute((alpha, beta, *places.values(), offsets), poisoned=True)
         out = memory["c"].reshape(-1, 1).copy()
         host_memory.fetch(device, places["c"], out)
         yield out.ravel()
@@ -555,7 +555,8 @@ def test_gaps_offsets_and_stacks(device, code, form, ops, even, rng):
         stride_a, stride_c = stride_a + 1, stride_c + 1
     problem = Gemm(
         code, m, n, k, batch, trans_a, trans_a and code == "z", lda, stride_a,
-        trans_b, trans_b and code == "z", ldb, 0, ldc, stride_c, True, even, gap, gap, gap,
+        trans_b, trans_b and code == "z", ldb, 0, ldc, stride_c, True, even,
+        *[alignment_class(gap)] * 3,
     )  # fmt: skip
     sizes = {"a": gap + batch * stride_a, "b": gap + ldb * wide_b, "c": gap + batch * stride_c}
     memory = {x: flat(rng, precision, size) for x, size in sizes.items()}
@@ -564,7 +565,8 @@ def test_gaps_offsets_and_stacks(device, code, form, ops, even, rng):
     c = matrices(memory["c"], gap, stride_c, batch, m, n, ldc)
     a = a.swapaxes(1, 2).conj() if trans_a else a
     b = b.swapaxes(1, 2).conj() if trans_b else b
-    got = next(on_device(device, problem, form_config(precision, form), memory, -0.75, 0.5))
+    chosen = form_config(precision, form)
+    got = next(on_device(device, problem, chosen, memory, -0.75, 0.5, offsets=(gap,) * 3))
     after = matrices(got, gap, stride_c, batch, m, n, ldc)
     for entry in range(batch):
         want, size = reference.gemm(-0.75, a[entry], b[entry], 0.5, c[entry])
