@@ -31,8 +31,8 @@ def explain(
 ) -> Explanation:
     """Tell what a product would do, and why, without computing it.
 
-    What is not known yet of the device (parameters, break-evens) is found first, as by a first
-    call.
+    Parameters that are not known yet are found first, as by a first call.  Break-evens are not
+    measured: where there are none, the answer says that the size decided.
 
     Parameters
     ----------

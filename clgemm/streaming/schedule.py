@@ -13,7 +13,6 @@ import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from clgemm.problem import PRECISIONS
@@ -33,7 +32,7 @@ SLOTS = 3  # one to fill, one to compute on, one to empty
 # What a schedule is judged by.  Only proportions matter, and those are alike on today's devices.
 UP, DOWN = 50e9, 30e9  # bytes a second on the bus: a fresh result's pages are new to the host
 DEVICE = 1.5e12  # bytes a second: what is resident is read again by each product
-RATE = MappingProxyType({"s": 150e12, "d": 50e12, "c": 150e12, "z": 50e12})  # flops a second
+SINGLE_RATE, DOUBLE_RATE = 150e12, 50e12  # flops a second
 LAUNCH = 200e-6  # seconds a product costs the host
 
 COARSE = 256  # a block's sizes are multiples of this where they are larger than twice as much
@@ -269,12 +268,13 @@ class Schedule:
         Where blocks are resident, what arrives last is multiplied by all of the axis with fewer.
         """
         g, sizes, visits = self.problem, self.sizes, self.visits
-        itemsize = PRECISIONS[g.precision].itemsize
+        precision = PRECISIONS[g.precision]
+        itemsize, rate = precision.itemsize, DOUBLE_RATE if precision.is_double else SINGLE_RATE
         count = prod(self.blocking.counts(g))
         ups = [name for name in OPERANDS if name != "c" or g.reads_c]
         first = sum(sizes[name] for name in ups) * itemsize / UP
         every = sum(sizes[name] * visits[name] for name in ups) * itemsize / UP
-        one = g.flops / count / RATE[g.precision] + LAUNCH + sum(sizes.values()) * itemsize / DEVICE
+        one = g.flops / count / rate + LAUNCH + sum(sizes.values()) * itemsize / DEVICE
         last = sizes["c"] * itemsize / DOWN
         if self.slots == 1:  # nothing overlaps
             return every + count * one + visits["c"] * last

@@ -121,7 +121,7 @@ class Products:
 
     def _reference(self, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return x @ y in double precision and |x| @ |y|, by panels of y that fit the caches."""
-        wide = PRECISIONS["z" if self._precision.is_complex else "d"].dtype
+        wide = PRECISIONS[self._precision.wide].dtype
         left, size, n = x.astype(wide), np.abs(x), y.shape[1]
         want, bound = np.empty((len(x), n), wide), np.empty((len(x), n))
         for start in range(0, n, PANEL):

@@ -167,11 +167,10 @@ class Verifier:
 
     def _make(self, shapes: Iterable[tuple[int, int, int]], *, every: bool) -> Iterator[Case]:
         precision, rng = self._precision, np.random.default_rng(20)
-        wide = "z" if precision.is_complex else "d"
         for m, n, k in shapes:
             for a, b in operands(rng, precision, m, n, k, every=every):
                 bound = np.abs(a.data) @ np.abs(b.data)
-                exact = reference(a, b, PRECISIONS[wide])
+                exact = reference(a, b, PRECISIONS[precision.wide])
                 for alpha, beta in ((1.0, 0.0), (-1.25, 0.5)):
                     before = np.full((n, m + PADDING), np.nan, precision.dtype).T
                     if beta:
