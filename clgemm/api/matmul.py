@@ -115,7 +115,7 @@ def matmul(
         if given.keys() - {"out"}:
             raise TypeError("matmul: pyopencl.array.Array operands take no keyword but out")
         return device_arrays.matmul(x1, x2, out)
-    if not given and (plain := _plain(x1, x2)) is not None:
+    if not given.keys() - {"out"} and (plain := _plain(x1, x2, out)) is not None:
         return plain
     call = None
     # Whatever is wrong, NumPy raises it again below, and for its own reason.
@@ -130,15 +130,22 @@ def matmul(
     return wrapped(call.result, x1, x2, out, subok)
 
 
-def _plain(a: Any, b: Any) -> NDArray[Any] | None:
-    """Multiply two plain matrices of one precision; None if that is not what they are."""
+def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
+    """Multiply two matrices that need no conversion; None where there is more to look at."""
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == 2 == b.ndim):
         return None
     (m, k), (rows, n), dtype = a.shape, b.shape, a.dtype
     fits = k == rows and dtype == b.dtype and dtype in BY_DTYPE and m and n and k
     if not (fits and a.flags.aligned and b.flags.aligned):
         return None
-    c = np.empty((m, n), dtype)
+    if out is None:
+        c = np.empty((m, n), dtype)
+    elif type(out) is np.ndarray and out.shape == (m, n) and out.dtype == dtype:
+        if not out.flags.behaved or np.may_share_memory(out, a) or np.may_share_memory(out, b):
+            return None
+        c = out
+    else:
+        return None
     engine.compute(Call.of(1.0, a, b, 0.0, c))
     return c
 

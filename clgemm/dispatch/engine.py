@@ -25,7 +25,7 @@ from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.route import HOST, Route, route
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.host import blas as host_blas
-from clgemm.kernels import BY_NAME
+from clgemm.kernels import BY_NAME, LAST_RESORT
 from clgemm.problem import (
     BY_DTYPE,
     PRECISIONS,
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LAST_RESORT = "direct"  # the family that takes anything and needs nothing
 LONG_FLOPS = 4e9  # a second on a slow CPU; a tenth of a millisecond more does not matter here
 MOST_DECISIONS = 4096  # more kinds of calls than this in one process: start over rather than grow
 LATE_SECONDS = 20.0  # a process that ran for so long measures break-evens at its end
@@ -179,7 +178,7 @@ class Engine:
                     long = problem.flops >= LONG_FLOPS
                     return KernelRunner(device, problem, plan, config=config, long=long)
             except BuildError as error:
-                if config.family == LAST_RESORT:
+                if config.family == LAST_RESORT.name:
                     raise
                 self.parameters.refused.add(config.family)
                 log.warning("%s is not used on %s from here on: %s", config.family, device, error)

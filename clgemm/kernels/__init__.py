@@ -20,3 +20,6 @@ FAMILIES: tuple[KernelFamily, ...] = (
 """The only list of families, most special first."""
 
 BY_NAME: dict[str, KernelFamily] = {family.name: family for family in FAMILIES}
+
+LAST_RESORT: KernelFamily = FAMILIES[-1]
+"""The family that takes anything and needs nothing."""

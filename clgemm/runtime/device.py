@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import DeviceError
+from clgemm.kernels import LAST_RESORT
 from clgemm.runtime import opencl
 from clgemm.runtime.memory import DeviceMemory
 from clgemm.runtime.opencl import cl
@@ -74,10 +75,15 @@ class Device:
         Raises
         ------
         DeviceError
-            For double precision on a device without cl_khr_fp64.
+            For double precision on a device without cl_khr_fp64, and for one that no kernel has.
         """
         if not self.traits.has(precision):
             raise DeviceError(
                 f"{precision.code}gemm: {self.traits.describe()} has no double precision "
                 "(cl_khr_fp64); set CLGEMM_DEVICE to a device that has, or use float32 or complex64"
+            )
+        if not LAST_RESORT.supports(self.traits, precision):
+            raise DeviceError(
+                f"{precision.code}gemm: no kernel computes in {precision.real}: convert the "
+                "operands, or set CLGEMM_ROUTE=host"
             )

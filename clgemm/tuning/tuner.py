@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.errors import TuningError
-from clgemm.kernels import BY_NAME
+from clgemm.kernels import LAST_RESORT
 from clgemm.problem import PRECISIONS
 from clgemm.tuning import verification
 from clgemm.tuning.results import Effort, Result
@@ -97,7 +97,7 @@ class Parameters:
         if config is not None:
             return config
         traits, precision = self._device.traits, PRECISIONS[problem.precision]
-        families = (*competitors(traits, precision), BY_NAME["direct"])  # direct takes anything
+        families = (*competitors(traits, precision), LAST_RESORT)
         family = next(f for f in families if f.name not in self.refused and f.accepts(problem))
         return family.default(traits, precision)
 

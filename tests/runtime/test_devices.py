@@ -11,6 +11,7 @@ from helpers import CPU, GPU, heard, quiet, run_python
 
 import clgemm
 from clgemm.errors import BuildError, ClgemmError, DeviceError
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, opencl, platforms, registry
 from clgemm.runtime.choice import choose, wanted
 from clgemm.runtime.devices import Found
@@ -335,6 +336,12 @@ def test_double_precision_is_refused_where_there_is_none(device, code):
     assert found.traits.describe() in str(caught.value)
     assert "cl_khr_fp64" in str(caught.value)
     assert np.all(c == 3)
+
+
+def test_a_type_that_no_kernel_has_is_refused(device):
+    """It would be computed as another one, of another size."""
+    with pytest.raises(DeviceError, match="no kernel computes in half"):
+        device.require(replace(PRECISIONS["s"], code="h", real="half"))
 
 
 def an_error():

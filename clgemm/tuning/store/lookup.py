@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from clgemm import settings
-from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.store import similar
 from clgemm.tuning.store.entries import stored_config, stored_model, why_outdated
@@ -86,7 +86,7 @@ def store_for(traits: DeviceTraits) -> Store:
 
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
     """Take the default of each family that may win: the first one that accepts a problem runs."""
-    families = competitors(traits, precision) or [BY_NAME["direct"]]
+    families = competitors(traits, precision) or [LAST_RESORT]
     variants = tuple(Variant(f.default(traits, precision), (), {}) for f in families)
     names = ", ".join(family.name for family in families)
     return Tuned(Model(traits, precision.code, {}, variants), f"defaults of {names} ({why})")
