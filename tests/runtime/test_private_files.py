@@ -342,6 +342,7 @@ def warned_by_products(folder, before, device, user=-1):
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_products_are_right_beside_a_directory_that_others_may_write(device, own, tmp_path):
     own.chmod(0o777)
     (message,) = warned_by_products(own, tmp_path / "before", device)
@@ -350,6 +351,7 @@ def test_products_are_right_beside_a_directory_that_others_may_write(device, own
     assert list(own.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_products_are_right_beside_a_directory_that_may_not_be_entered(device, tmp_path):
     user = NOBODY if os.geteuid() == 0 else -1
     if user >= 0 and device.traits.platform.startswith("Portable"):
