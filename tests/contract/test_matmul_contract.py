@@ -341,6 +341,22 @@ def test_out_overlaps(dtype: Any) -> None:
     agree(lambda: build(every, (every, 0), (every, 1)))
 
 
+@pytest.mark.parametrize("distance", [0, 1, 70, 3500])
+@pytest.mark.parametrize("dtype", "fD")
+def test_a_large_out_that_overlaps_is_computed_apart(dtype: str, distance: int) -> None:
+    """The sizes above are too small for a device."""
+    n = 90
+    memory = np.random.default_rng(7).uniform(-1, 1, 2 * n * n).astype(dtype)
+    a, b = memory[: n * n].reshape(n, n), np.asarray(memory[n * n :]).reshape(n, n).copy()
+    for left, right in ((a, b), (b, a)):
+        before = memory.copy()
+        want = left @ right
+        out = memory[distance : distance + n * n].reshape(n, n)
+        assert clgemm.matmul(left, right, out=out) is out
+        np.testing.assert_allclose(out, want, rtol=0, atol=1e-4)
+        memory[:] = before
+
+
 def test_out_given_twice() -> None:
     agree(lambda: ((A, B, np.zeros((2, 4), "f")), {"out": np.zeros((2, 4), "f")}))
 
