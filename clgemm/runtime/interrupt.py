@@ -121,14 +121,15 @@ def drain(queue: cl.CommandQueue, memory: Any) -> None:
 
 def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any) -> None:
     """Wait in a thread that keeps the memory alive, and for that thread in this one."""
-    ended, failed = threading.Lock(), []
+    ended, failed, kept = threading.Lock(), [], [memory]
 
-    def work(_memory: Any = memory) -> None:
+    def work() -> None:
         try:
             wait_for_it()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
             failed.append(error)
         finally:
+            kept.clear()  # first: this thread may end long after the call has returned
             ended.release()
 
     ended.acquire()

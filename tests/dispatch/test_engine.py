@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import weakref
 from dataclasses import replace
 
@@ -447,15 +449,31 @@ def test_matmul_runs_on_the_device_too(host_calls, rng):
     assert host_calls == []
 
 
-def test_operands_are_not_kept_alive(device):
-    """A plan is kept for the next call; the memory of the last one is not."""
-    a, b = np.ones((80, 81), np.float32, "F"), np.ones((81, 82), np.float32, "F")
-    c = np.zeros((80, 82), np.float32, "F")
-    gone = [weakref.ref(x) for x in (a, b, c)]
-    blas.sgemm(1.0, a, b, 1.0, c, overwrite_c=1)
-    assert engine.of(device).decisions
-    del a, b, c
-    assert [ref() is None for ref in gone] == [True] * 3
+@pytest.mark.parametrize("beside_another", [False, True])
+def test_operands_are_not_kept_alive(device, monkeypatch, beside_another):
+    """A plan is kept for the next call; the memory of the last one is not.
+
+    Beside another call a thread waits for the kernels: it holds the operands until they end, and
+    may itself end long after.
+    """
+    def run_and_linger(thread):
+        thread._target(*thread._args, **thread._kwargs)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(threading.Thread, "run", run_and_linger)
+    if beside_another:
+        device.running.append(None)
+    try:
+        a, b = np.ones((80, 81), np.float32, "F"), np.ones((81, 82), np.float32, "F")
+        c = np.zeros((80, 82), np.float32, "F")
+        gone = [weakref.ref(x) for x in (a, b, c)]
+        blas.sgemm(1.0, a, b, 1.0, c, overwrite_c=1)
+        assert engine.of(device).decisions
+        del a, b, c
+        assert [ref() is None for ref in gone] == [True] * 3
+    finally:
+        if beside_another:
+            device.running.pop()
 
 
 def test_a_family_that_the_driver_refuses_is_replaced(device, monkeypatch, caplog, rng):
