@@ -3,6 +3,7 @@
     python bench/bench_gemm.py                            # squares in four precisions
     python bench/bench_gemm.py --set small                # n = 2 ... 192
     python bench/bench_gemm.py --set all --json out.json  # with transposes, skinny shapes, stacks
+    python bench/bench_gemm.py --set gram                 # a.T @ a beside NumPy's, and a.T @ b
     python bench/bench_gemm.py --core-types SkylakeX Zen  # SciPy also with forced OpenBLAS kernels
 
 SciPy runs as it does without variables such as OPENBLAS_CORETYPE: where one is set, the script
@@ -47,6 +48,7 @@ SQUARES = (256, 512, 1024, 2048, 4096)
 SMALL = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192)
 MOST_RUNS = 100_000  # of a block, which small products fill, too
 SLOWER, MICROSECONDS = 1.05, 2.0  # what a call may take: so many times SciPy's time, and so much
+GRAM = ((2000, 100), (300, 20_000))  # n and k beside the squares
 SKINNY = ((37, 4096, 513), (4096, 37, 513), (4096, 4096, 32), (64, 64, 65536))
 
 
@@ -62,6 +64,8 @@ class Case:
     order: str = "F"
     batch: int = 1
     beta: float = 0.0
+    is_gram: bool = False
+    """Whether it is ``a.T @ a``."""
 
     @property
     def flops(self) -> int:
@@ -75,7 +79,8 @@ class Case:
         size = str(self.n) if self.m == self.n == self.k else f"{self.m}x{self.n}x{self.k}"
         stack = f" stack of {self.batch}" if self.batch > 1 else ""
         beta = f" beta {self.beta:g}, overwrite_c" if self.beta else ""
-        return f"{self.code} {self.ops} {self.order} {size}{stack}{beta}"
+        gram = " Gram" if self.is_gram else ""
+        return f"{self.code} {self.ops} {self.order} {size}{stack}{beta}{gram}"
 
 
 def cases(which: str, codes: str, sizes: list[int]) -> list[Case]:
@@ -100,6 +105,9 @@ def cases(which: str, codes: str, sizes: list[int]) -> list[Case]:
         if which in {"skinny", "all"}:
             found += [Case(code, *shape) for shape in SKINNY]
             found.append(Case(code, 96, 96, 96, order="C", batch=200))
+        if which == "gram":
+            shapes = [*((n, n) for n in sizes), *GRAM]
+            found += [Case(code, n, n, k, "TN", "C", is_gram=True) for n, k in shapes]
     return found
 
 
@@ -111,7 +119,8 @@ class Work:
         rng = np.random.default_rng(1)
         a = self._matrix(rng, case.m, case.k, case.ops[0])
         b = self._matrix(rng, case.k, case.n, case.ops[1])
-        self._a, self._b = a, b
+        self._a, self._b = a, a if case.is_gram else b
+        self._other = b
         self._flags = {"trans_a": "NTC".index(case.ops[0]), "trans_b": "NTC".index(case.ops[1])}
         self._c = np.zeros((case.m, case.n), PRECISIONS[case.code].dtype, order="F")
 
@@ -126,9 +135,11 @@ class Work:
         return np.asarray(x, precision.dtype, order="C" if case.order == "C" else "F")
 
     def scipy(self) -> NDArray[Any]:
-        """Multiply with SciPy, a stack with NumPy (the same BLAS)."""
+        """Multiply with SciPy, a stack and a Gram product with NumPy (the same BLAS)."""
         if self._case.batch > 1:
             return np.asarray(np.matmul(self._a, self._b))
+        if self._case.is_gram:
+            return np.asarray(np.matmul(self._a.T, self._a))
         return self._gemm(getattr(scipy.linalg.blas, self._case.code + "gemm"))
 
     def route(self) -> str:
@@ -141,7 +152,18 @@ class Work:
         """Multiply with clgemm."""
         if self._case.batch > 1:
             return np.asarray(clgemm.matmul(self._a, self._b))
+        if self._case.is_gram:
+            return np.asarray(clgemm.matmul(self._a.T, self._a))
         return self._gemm(getattr(clgemm, self._case.code + "gemm"))
+
+    def general(self) -> NDArray[Any]:
+        """Multiply what is no Gram product, but as large as this one, with clgemm."""
+        return np.asarray(clgemm.matmul(self._a.T, self._other))
+
+    def ways(self) -> dict[str, Callable[[], NDArray[Any]]]:
+        """Name what is timed."""
+        found = {"clgemm": self.clgemm, "SciPy": self.scipy}
+        return found | ({"general": self.general} if self._case.is_gram else {})
 
     def _gemm(self, routine: Any) -> NDArray[Any]:
         more = {"beta": self._case.beta, "c": self._c, "overwrite_c": 1} if self._case.beta else {}
@@ -205,7 +227,7 @@ def run_case(case: Case, peers: list[Peer], rounds: int) -> dict[str, Any]:
         raise SystemExit(f"{case.label}: WRONG, {error:.3g} times the error bound")
     blocks: dict[str, list[timing.Timing]] = {}
     for _ in range(rounds):
-        for name, run in (("clgemm", work.clgemm), ("SciPy", work.scipy)):
+        for name, run in work.ways().items():
             timing.settle()
             time.sleep(PEERS_SECONDS if peers else 0)
             blocks.setdefault(name, []).append(measure(run))
@@ -246,8 +268,8 @@ def print_row(row: dict[str, Any]) -> None:
 def main() -> int:
     """Run the cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--set", default="squares", dest="which",
-                        choices=("squares", "small", "ops", "beta", "skinny", "all"))  # fmt: skip
+    sets = ("squares", "small", "ops", "beta", "skinny", "gram", "all")
+    parser.add_argument("--set", default="squares", dest="which", choices=sets)
     parser.add_argument("--precisions", default="sdcz")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SQUARES))
     parser.add_argument("--rounds", type=int, default=3)
@@ -265,7 +287,8 @@ def main() -> int:
     head["parameters"] = {c: parameters.of(c).origin for c in arguments.precisions}
     print(environment.text(head))
     peers = [Peer(name) for name in arguments.core_types]
-    names = ["clgemm", "SciPy", *(p.name for p in peers)]
+    general = ["general"] if arguments.which == "gram" else []
+    names = ["clgemm", "SciPy", *general, *(p.name for p in peers)]
     titles = "".join(f"{name[-11:]:>12}" for name in names)
     print(f"{'GFLOP/s, ratio to each SciPy, us':34}{titles}")
     rows = []

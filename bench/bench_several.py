@@ -23,9 +23,8 @@ import environment
 import numpy as np
 
 import clgemm
-from clgemm.host import identity
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import registry
+from clgemm.runtime import processor, registry
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class Rates(NamedTuple):
 def random_matrix(precision: Precision, n: int, seed: int) -> NDArray[Any]:
     """Fill a square with uniform numbers from -1/2 to 1/2, by all cores."""
     x = np.empty((n, n), precision.dtype)
-    panels = np.array_split(x.view(f"f{precision.real_bytes}"), identity.usable_cores())
+    panels = np.array_split(x.view(f"f{precision.real_bytes}"), processor.usable_cores())
     seeds = np.random.SeedSequence(seed).spawn(len(panels))
 
     def fill(panel: NDArray[Any], own: np.random.SeedSequence) -> None:
@@ -99,7 +98,7 @@ def expected(
         y = b[start : start + DEPTH]
         return x @ y, np.abs(x) @ np.abs(y)
 
-    with ThreadPoolExecutor(identity.usable_cores()) as pool:
+    with ThreadPoolExecutor(processor.usable_cores()) as pool:
         products, sizes = zip(*pool.map(part, range(0, k, DEPTH)), strict=True)
     return np.sum(products, axis=0), 2 * k * precision.eps * np.sum(sizes, axis=0)
 
@@ -152,7 +151,7 @@ def kernel_rate(devices: list[Device], precision: Precision, n: int) -> float:
 
 def copy_rate() -> float:
     """Return the bytes a second that all cores together copy."""
-    threads = identity.usable_cores()
+    threads = processor.usable_cores()
     times = []
 
     def pair(_: int) -> list[NDArray[Any]]:

@@ -36,7 +36,7 @@ class CuBLAS:
     """
 
     def __init__(self, torch: Any) -> None:
-        self._torch = torch
+        self.torch = torch
         torch.backends.cuda.matmul.allow_tf32 = False
         self.name = f"cuBLAS by torch {torch.__version__}"
         self._uploaded: tuple[Operands | None, Any, Any] = (None, None, None)
@@ -53,7 +53,7 @@ class CuBLAS:
 
     def product(self, form: Form, operands: Operands) -> tuple[Way, Way, Callable[[], Any]]:
         """Give a plain product into a tensor, into a new one, and what returns the result."""
-        torch = self._torch
+        torch = self.torch
         if self._uploaded[0] is not operands:
             self._uploaded = (None, None, None)  # frees what is there before more is taken
             on_gpu = (torch.from_numpy(flat).cuda() for flat in (operands.a, operands.b))
@@ -72,7 +72,7 @@ class CuBLAS:
 
     def short_formats(self) -> dict[str, Way]:
         """Give products in fp16 and in TF32."""
-        torch = self._torch
+        torch = self.torch
         half = torch.randn(RATE_SIZE, RATE_SIZE, device="cuda").half()
         single = half.float()
         half_out, single_out = torch.empty_like(half), torch.empty_like(single)

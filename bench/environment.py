@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from clgemm.cli.main import versions
-from clgemm.host import identity
+from clgemm.host import openblas
 from clgemm.runtime import processor, registry
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def device_in_use() -> Device:
 
 
 def peer_kernels() -> str:
-    """Ask SciPy's BLAS which kernels and how many threads it uses."""
-    running = identity.openblas()
+    """Ask NumPy's BLAS which kernels and how many threads it uses."""
+    running = openblas.of_numpy()
     if running is None:
         return "its BLAS does not tell its kernels"
     widest = ": already the widest there are, FMA by FMA" if running.core in WIDEST else ""
-    return f"{running.core} kernels, {running.threads} threads{widest}"
+    return f"{running.core} kernels, {running.threads()} threads{widest}"
 
 
 def facts(device: Device) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def host_facts() -> dict[str, Any]:
     """Say the same of the host alone."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "processor": f"{processor.identity()}, {identity.usable_cores()} cores",
+        "processor": f"{processor.identity()}, {processor.usable_cores()} cores",
         "SciPy runs": peer_kernels(),
         "versions": versions(),
     }
