@@ -198,7 +198,9 @@ def _gemm(
         # A c left out is zeros, and zero times NaN or infinity shows.
         result = target = np.zeros(shape, dtype, "F")
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
-    engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
+    hosted = engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
+    if hosted and c is None and beta == 0:
+        small.remember_gemm(a, b, trans_a, trans_b)
     return result
 
 

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-_importing = threading.RLock()
+importing = threading.RLock()
+"""Held during such an import."""
 
 
 def lazy_import(name: str) -> ModuleType:
     """Import a module and return it; no thread forks meanwhile."""
-    with _importing:
+    with importing:
         return importlib.import_module(name)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_importing.acquire,
-        after_in_parent=_importing.release,
-        after_in_child=_importing.release,
+        before=importing.acquire,
+        after_in_parent=importing.release,
+        after_in_child=importing.release,
     )

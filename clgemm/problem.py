@@ -87,6 +87,10 @@ BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType(
 )
 
 
+GENERAL, SYMMETRIC, HERMITIAN = 0, 1, 2
+"""What is known of a product's C: see `Gemm.triangle`."""
+
+
 class Gemm(NamedTuple):
     """One gemm in column-major terms, without its data: a hashable key that plans are cached by.
 
@@ -118,10 +122,16 @@ class Gemm(NamedTuple):
     """Elements before the first one, as far as alignment goes: see `alignment_class`."""
     offset_b: int = 0
     offset_c: int = 0
+    triangle: int = GENERAL
+    """A Gram product, of a matrix and its own transpose, is SYMMETRIC or, with one of them
+    conjugated, HERMITIAN: kernels compute the lower triangle of C and mirror it."""
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2mnk, four times that for complex elements."""
+        """Floating-point operations: 2mnk, four times that for complex elements.
+
+        As many for a Gram product, so that rates compare.
+        """
         each = PRECISIONS[self.precision].multiplications
         return 2 * self.m * self.n * self.k * self.batch * each
 
@@ -146,6 +156,12 @@ class Gemm(NamedTuple):
         a = self.m * self.k * (self.batch if self.stride_a else 1)
         b = self.k * self.n * (self.batch if self.stride_b else 1)
         return (a + b + self.m * self.n * self.batch) * PRECISIONS[self.precision].itemsize
+
+    def block(self, batch: int, m: int, n: int, k: int) -> Gemm:
+        """Describe a part, of operands that lie as these; general unless it is whole matrices."""
+        whole = (m, n, k) == (self.m, self.n, self.k)
+        triangle = self.triangle if whole else GENERAL
+        return self._replace(batch=batch, m=m, n=n, k=k, triangle=triangle)
 
     def dense(self) -> Gemm:
         """Describe the same problem after its matrices were copied without gaps."""
@@ -216,6 +232,13 @@ class Call(NamedTuple):
         return cls(alpha, a, b, beta, c, conj_a, conj_b)
 
     @property
+    def is_gram(self) -> bool:
+        """Whether A and B are the same matrix, one perhaps transposed, and C may be Hermitian."""
+        if not is_same_memory(self.a, self.b):
+            return False
+        return self.conj_a == self.conj_b or self.alpha.imag == 0
+
+    @property
     def operands(self) -> tuple[Operand, Operand]:
         """A and B, each with its conjugation."""
         return Operand(self.a, self.conj_a), Operand(self.b, self.conj_b)
@@ -251,6 +274,7 @@ def describe(
     c: NDArray[Any],
     *,
     reads_c: bool,
+    is_gram: bool = False,
     layouts: tuple[Layout | None, Layout | None, Layout | None] | None = None,
 ) -> Gemm:
     """Describe the product of expressible operands into a column-major `c`.
@@ -263,6 +287,8 @@ def describe(
         With unit stride along its rows.
     reads_c : bool
         Whether beta != 0.
+    is_gram : bool
+        What `Call.is_gram` says.
     layouts : tuple of three Layouts, optional
         What `layout_of` says of the three, if that is known.
 
@@ -274,14 +300,19 @@ def describe(
     la, lb, lc = layouts or (layout_of(a.data), layout_of(b.data), layout_of(c))
     if la is None or lb is None or lc is None or lc.trans:
         raise ValueError("an operand has no BLAS layout, or C is row-major: copy or turn it first")
-    shape = c.shape
+    shape, precision = c.shape, BY_DTYPE[c.dtype]
+    triangle = GENERAL
+    # The same leading dimension, read the other way: op(B) is op(A) transposed.
+    if is_gram and la == lb._replace(trans=not lb.trans) and shape[-2] == shape[-1] > 1:
+        is_hermitian = precision.is_complex and a.conj != b.conj
+        triangle = GENERAL if reads_c else HERMITIAN if is_hermitian else SYMMETRIC
     return Gemm(
-        BY_DTYPE[c.dtype].code,
+        precision.code,
         shape[-2], shape[-1], a.data.shape[-1], shape[0] if len(shape) > 2 else 1,
         la.trans, a.conj, la.ld, la.stride,
         lb.trans, b.conj, lb.ld, lb.stride,
         lc.ld, lc.stride,
-        reads_c,
+        reads_c, triangle=triangle,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may t
 TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
+HOST_SPINS = ("short", "keep")
 DEFAULT_STAGING_MB = 112.0
 
 
@@ -164,6 +165,13 @@ def modes() -> Modes:
     return known
 
 
+def chooses_route() -> bool:
+    """Tell whether the route is "auto", in a third of the time that `modes` takes."""
+    if _OVERRIDDEN.get() is None and _VARIABLES is not None and _ROUTE not in _VARIABLES:
+        return True
+    return modes().route == ROUTES[0]
+
+
 def _modes_of_environment() -> Modes:
     return Modes(_choice("CLGEMM_ROUTE", ROUTES), _choice("CLGEMM_FP32", FP32_WAYS))
 
@@ -197,6 +205,11 @@ def using(**changes: str) -> Iterator[Modes]:
 def splits_fp32() -> bool:
     """Tell whether fp32 products may be computed from halves: see `Modes.fp32`."""
     return modes().fp32 != "fma"
+
+
+def shortens_spinning() -> bool:
+    """``CLGEMM_HOST_SPIN``: "keep" leaves idle threads of NumPy's OpenBLAS spinning as they do."""
+    return _choice("CLGEMM_HOST_SPIN", HOST_SPINS) == "short"
 
 
 def cache_dir() -> Path:

@@ -384,11 +384,12 @@ def test_the_command_line_is_an_entry_point(project):
 def test_what_is_required_is_what_is_imported(project):
     """Every third-party import has its requirement, and every requirement its import.
 
-    What only the bench extra brings is asked for where it is used, with a word if it is missing.
+    What only an extra brings is asked for where it is used, and may be missing.
     """
     optional = {
         requirement.split(">")[0]
-        for requirement in project["project"]["optional-dependencies"]["bench"]
+        for extra in ("bench", "test")
+        for requirement in project["project"]["optional-dependencies"][extra]
     }
     required = {
         requirement.split(">")[0].split("=")[0].strip()

@@ -58,8 +58,11 @@ class ArrayDecision(NamedTuple):
     """None if there is nothing to add up: the result is zero, or beta * c."""
 
 
-def decide_matmul(engine: Engine, a: Any, b: Any, out: Any) -> ArrayDecision:
-    """Check the operands of a kind of call, and make what computes it."""
+def decide_matmul(engine: Engine, a: Any, b: Any, out: Any, *, same: bool) -> ArrayDecision:
+    """Check the operands of a kind of call, and make what computes it.
+
+    `same` tells whether `a` and `b` begin at the same place of the same memory.
+    """
     arrays = [a, b] if out is None else [a, b, out]
     _require_dtype("matmul", a.dtype, *arrays)
     x, y = _layouts(a, b)
@@ -84,21 +87,25 @@ def decide_matmul(engine: Engine, a: Any, b: Any, out: Any) -> ArrayDecision:
     c = z[(..., *((slice(None),) if x.ndim > 1 else (None,)),
            *((slice(None),) if y.ndim > 1 else (None,)))]  # fmt: skip
     products = tuple(
-        _product(engine, Call.of(1.0, first, second, 0.0, product))
+        _product(engine, Call.of(1.0, first, second, 0.0, product), same=same)
         for first, second, product in stacks.fold(left, right, c)
     )
     return ArrayDecision(shape, strides, size, products)
 
 
 def decide_gemm(
-    engine: Engine, arrays: tuple[Any, Any, Any], beta: Any, trans_a: int, trans_b: int
-) -> ArrayDecision:
-    """Make what computes a kind of call into a result that is there."""
+    engine: Engine, arrays: tuple[Any, Any, Any], beta: Any, trans_a: int, trans_b: int, *,
+    same: bool,
+) -> ArrayDecision:  # fmt: skip
+    """Make what computes a kind of call into a result that is there.
+
+    `same` tells whether `a` and `b` begin at the same place, and C is mirrored with any alpha.
+    """
     x, y, z = _layouts(*arrays)
     left, right = x.T if trans_a else x, y.T if trans_b else y
     conj = 2 if np.iscomplexobj(z) else None
     call = Call.of(1.0, left, right, beta, z, trans_a == conj, trans_b == conj)
-    return ArrayDecision(z.shape, z.strides, z.size, (_product(engine, call),))
+    return ArrayDecision(z.shape, z.strides, z.size, (_product(engine, call, same=same),))
 
 
 def shape_of_product(
@@ -130,8 +137,8 @@ def _require_dtype(where: str, dtype: np.dtype[Any], *arrays: Any) -> None:
         )
 
 
-def _product(engine: Engine, call: Call) -> Product:
-    """Make what computes one product of layouts."""
+def _product(engine: Engine, call: Call, *, same: bool) -> Product:
+    """Make what computes one product of layouts; those of `same` memory may be one matrix."""
     precision = BY_DTYPE[call.c.dtype]
     engine.device.require(precision)
     bases = (_BASES[1], _BASES[0], _BASES[2]) if call.transposed else _BASES
@@ -147,7 +154,10 @@ def _product(engine: Engine, call: Call) -> Product:
             )
         places.append(place)
         ends.append(place | start)  # a multiple of what both are multiples of
-    problem = describe(*call.operands, call.c, reads_c=call.beta != 0)._replace(
+    is_gram = same and places[0] == places[1]
+    problem = describe(
+        *call.operands, call.c, reads_c=call.beta != 0, is_gram=is_gram
+    )._replace(
         offset_a=alignment_class(ends[0]), offset_b=alignment_class(ends[1]),
         offset_c=alignment_class(ends[2]),
         aligned=not (ends[0] | ends[1]) * precision.itemsize

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from clgemm.runtime.opencl import cl
     from clgemm.runtime.queues import QueueState
 
+_CONJUGATE = 2  # trans_a or trans_b
+
 
 def to_device(x: Any) -> Any:
     """Copy an array to the device in use.
@@ -80,16 +82,17 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
     if queue is None or b.queue is not queue or (out is not None and out.queue is not queue):
         queue = _queue("matmul", a, b, out)
     engine, state = engines.of_queue(queue)
+    same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
     key: tuple[Any, ...] = (
-        settings.modes(), a.dtype, a.shape, a.strides, a.offset & -a.offset & COARSEST,
-        b.dtype, b.shape, b.strides, b.offset & -b.offset & COARSEST,
-        a is b or (a.base_data is b.base_data and a.offset == b.offset),
+        settings.modes(), engine.units(),
+        a.dtype, a.shape, a.strides, a.offset & -a.offset & COARSEST,
+        b.dtype, b.shape, b.strides, b.offset & -b.offset & COARSEST, same,
     )  # fmt: skip
     if out is not None:
         key += (out.dtype, out.shape, out.strides, out.offset & -out.offset & COARSEST)
     decision: ArrayDecision | None = engine.decisions.get(key)
     if decision is None:
-        decision = decide_matmul(engine, a, b, out)
+        decision = decide_matmul(engine, a, b, out, same=same)
         engine.remember(key, decision)
     if out is None:
         out = _empty(engine, state, decision, queue, a)
@@ -135,15 +138,17 @@ def gemm(
             return result.fill(0, queue=queue)
         result *= beta
         return result
+    same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
+    # With another alpha, what would be Hermitian is not.
+    same = same and ((trans_a == _CONJUGATE) == (trans_b == _CONJUGATE) or alpha.imag == 0)
     key = (
-        settings.modes(), operands, beta == 0,
+        settings.modes(), engine.units(), operands, beta == 0,
         a.strides, a.offset & -a.offset & COARSEST, b.strides, b.offset & -b.offset & COARSEST,
-        a is b or (a.base_data is b.base_data and a.offset == b.offset),
-        result.strides, result.offset & -result.offset & COARSEST,
+        same, result.strides, result.offset & -result.offset & COARSEST,
     )  # fmt: skip
     decision: ArrayDecision | None = engine.decisions.get(key)
     if decision is None:
-        decision = decide_gemm(engine, (a, b, result), beta, trans_a, trans_b)
+        decision = decide_gemm(engine, (a, b, result), beta, trans_a, trans_b, same=same)
         engine.remember(key, decision)
     _launch(engine, state, decision, (alpha, beta), (a, b, result), queue)
     return result

@@ -22,6 +22,7 @@ from clgemm.api.ufunc_result import wrapped
 from clgemm.dispatch import engine
 from clgemm.host import blas as host_blas
 from clgemm.problem import BY_DTYPE, Call
+from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
-_DEFAULTS = MappingProxyType(
-    {"out": None, "casting": "same_kind", "order": "K", "dtype": None, "subok": True}
-)
+_DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
+_NDARRAY, _numpys = np.ndarray, host_blas.matmul
+TALL = 2_000_000
+"""Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
+than finding out that it is one tall matrix."""
+_KNOWN = _DEFAULTS.keys() | {"out", "axes"}
 _CASTINGS = frozenset({"no", "equiv", "safe", "same_kind", "unsafe"})
 
 
@@ -48,18 +52,7 @@ class _Call(NamedTuple):
 
 
 @stands_in_for(lambda: host_blas.matmul)
-def matmul(
-    x1: Any,
-    x2: Any,
-    /,
-    out: Any = None,
-    *,
-    casting: Any = "same_kind",
-    order: Any = "K",
-    dtype: Any = None,
-    subok: Any = True,
-    **more: Any,
-) -> Any:
+def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     """Matrix product of two arrays, as `numpy.matmul` defines it.
 
     Parameters
@@ -69,8 +62,8 @@ def matmul(
     out : ndarray or tuple of one ndarray, optional
         Where the result is stored, and what is returned.  It is computed in place if type, layout
         and memory allow, in a temporary otherwise.
-    casting, order, dtype, subok, **more
-        As for any ufunc.  With keywords other than these and `axes`, NumPy computes.
+    **given
+        casting, order, dtype, subok and axes as for any ufunc.  With other keywords NumPy computes.
 
     Returns
     -------
@@ -92,42 +85,56 @@ def matmul(
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
     or an invalid operation in the product: infinities and NaNs appear without a warning.
 
-    *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  Here it need not be, least of
-    all for complex types, where a kernel may add the parts of a product in another order.
+    *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  So does a device, in about half
+    the time of another product; a GPU only from some 3 * 10**9 floating-point operations and
+    inner extents of 256 on.  Where the host's gemm computes, or where
+    operands are copied to the device in several blocks, it need not be.
 
     Examples
     --------
     >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
-    if dtype is None and not more and order == "K" and subok is True and casting == "same_kind":
-        if out is None or type(out) is np.ndarray:
-            product = small.matmul(x1, x2, out)
-            if product is not None:
-                return product
+    if not given:
+        if (
+            x1.__class__ is _NDARRAY is x2.__class__ and out is None and x1.ndim == 2 == x2.ndim
+            and x1.size * x2.shape[1] <= small.MOST.get(x1.dtype, 0) and chooses_route()
+        ):  # fmt: skip
+            # Every check costs such a product a twentieth of its time, and a tenth after others.
+            return _numpys(x1, x2)
+        product = small.matmul(x1, x2, out)
+        if product is not None:
+            return product
         if is_device_array(x1):
             return device_arrays.matmul(x1, x2, out)
-    values = zip(_DEFAULTS.items(), (out, casting, order, dtype, subok), strict=True)
-    given = {name: value for (name, default), value in values if value is not default} | more
+        plain = _plain(x1, x2, out)
+        if plain is not None:
+            return plain
+    return _any(x1, x2, out, given)
+
+
+def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
+    """Multiply whatever the operands are, with whatever keywords."""
+    given = {name: x for name, x in given.items() if x is not _DEFAULTS.get(name, _Call)}
+    if out is not None:
+        given["out"] = out
     if type(out) is tuple and len(out) == 1:
         (out,) = out
     if is_device_array(x1) or is_device_array(x2) or is_device_array(out):
         if given.keys() - {"out"}:
             raise TypeError("matmul: pyopencl.array.Array operands take no keyword but out")
         return device_arrays.matmul(x1, x2, out)
-    if not given.keys() - {"out"} and (plain := _plain(x1, x2, out)) is not None:
-        return plain
     call = None
     # Whatever is wrong, NumPy raises it again below, and for its own reason.
     with contextlib.suppress(TypeError, ValueError, IndexError):
-        _require(more.keys() <= {"axes"} and isinstance(subok, bool))
         _require(not any(map(_overrides, (x1, x2, out))))
-        call = _check(x1, x2, out, casting, order, dtype, more)
+        call = _check(x1, x2, out, _DEFAULTS | given)
     if call is None:
         # An override is shown the keywords of the call, hence only those that the user gave.
         return host_blas.matmul(x1, x2, **given)
-    _compute(call, fresh=out is None)
-    return wrapped(call.result, x1, x2, out, subok)
+    if _compute(call, fresh=out is None) and not given.keys() - {"out"}:
+        small.remember(x1, x2, out)
+    return wrapped(call.result, x1, x2, out, given.get("subok", True))
 
 
 def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
@@ -146,7 +153,8 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
         c = out
     else:
         return None
-    engine.compute(Call.of(1.0, a, b, 0.0, c))
+    if engine.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply):
+        small.remember(a, b, out)
     return c
 
 
@@ -162,10 +170,10 @@ def _overrides(x: object) -> bool:
     return getattr(type(x), "__array_ufunc__", default) is not default
 
 
-def _check(
-    x1: Any, x2: Any, out: Any, casting: Any, order: Any, dtype: Any, more: Mapping[str, Any]
-) -> _Call:
+def _check(x1: Any, x2: Any, out: Any, keywords: Mapping[str, Any]) -> _Call:
     """Prepare a call; TypeError or ValueError if it is NumPy's to answer."""
+    _require(keywords.keys() <= _KNOWN and isinstance(keywords["subok"], bool))
+    casting, order, dtype = (keywords[name] for name in ("casting", "order", "dtype"))
     x, y = np.asarray(x1), np.asarray(x2)
     _require(x.ndim and y.ndim and casting in _CASTINGS and order in _ORDERS)
     _require(out is None or (isinstance(out, np.ndarray) and out.flags.writeable))
@@ -176,8 +184,8 @@ def _check(
     if order == "A":
         order = "F" if x.flags.f_contiguous and y.flags.f_contiguous else "C"
     home = None  # of the result's core axes, if they are not the last ones
-    if "axes" in more:
-        *sources, home = _core_axes(more["axes"], (min(x.ndim, 2), min(y.ndim, 2)))
+    if "axes" in keywords:
+        *sources, home = _core_axes(keywords["axes"], (min(x.ndim, 2), min(y.ndim, 2)))
         x, y = (np.moveaxis(z, p, range(-len(p), 0)) for z, p in zip((x, y), sources, strict=True))
     has_rows, has_columns = x.ndim > 1, y.ndim > 1
     a, b = (x if has_rows else x[None]), (y if has_columns else y[:, None])
@@ -226,8 +234,14 @@ def _cast(x: NDArray[Any], loop: np.dtype[Any], computed: np.dtype[Any]) -> NDAr
     return x if x.flags.aligned else x.copy()
 
 
-def _compute(call: _Call, *, fresh: bool) -> None:
-    """Fill the result: where it lies if it can be written there, through a temporary otherwise."""
+def _compute(call: _Call, *, fresh: bool) -> bool:
+    """Fill the result: where it lies if it can be written there, through a temporary otherwise.
+
+    Returns
+    -------
+    bool
+        Whether the host has computed it as `small.matmul` would.
+    """
     a, b, c, shape, loop, _ = call
     problems: list[stacks.Problem] = []
     if c.dtype == a.dtype == loop and c.shape == shape and c.flags.aligned:
@@ -237,8 +251,20 @@ def _compute(call: _Call, *, fresh: bool) -> None:
     count = len(problems)
     in_place = (count == 1 or (fresh and count)) and stacks.is_direct(problems[0][2])
     filled = c if in_place else np.empty(shape, a.dtype)
-    for left, right, product in problems if in_place else stacks.fold(a, b, filled):
-        engine.compute(Call.of(1.0, left, right, 0.0, product))
+    hosted: list[Call] = []
+    problems = problems if in_place else stacks.fold(a, b, filled)
+    for left, right, product in problems:
+        engine.compute(Call.of(1.0, left, right, 0.0, product), hosted.append)
+    all_hosted = len(hosted) == len(problems) and a.size * b.shape[-1] <= host_blas.LONG
+    is_tall = fresh and host_blas.is_tall(a, b)
+    merged = c.ndim > 2 and problems[0][2].ndim == 2 and a.size * b.shape[-1] > TALL
+    by_numpy = all_hosted and not (merged or is_tall)
+    if by_numpy:
+        host_blas.matmul(a, b, out=filled)
+    else:
+        for product_of_matrices in hosted:
+            host_blas.multiply(product_of_matrices)
     if not in_place:
         # The user's casting rule has been checked; this also broadcasts into more batch axes.
         np.copyto(c, filled.astype(loop, copy=False), casting="unsafe")
+    return (by_numpy or (all_hosted and is_tall)) and bool(in_place) and chooses_route()

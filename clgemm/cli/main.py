@@ -21,7 +21,7 @@ from clgemm.cli import cache, tune, values
 from clgemm.dispatch import engine as engines
 from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
-from clgemm.host import scipy_blas
+from clgemm.host import openblas, scipy_blas, spinning, threads
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
@@ -66,8 +66,20 @@ def info() -> int:
     for other in registry.others():
         print(f"and for large products: {other.traits.describe()}")
     _print_parameters(device)
+    print(f"\n{_host()}")
     print(f"\n{cache.cache_directory()}")
     return 0
+
+
+def _host() -> str:
+    """Tell what the host's BLAS is, and how a CPU device shares the cores with it."""
+    library = openblas.of_numpy()
+    lines = ["NumPy's BLAS: another than OpenBLAS"]
+    if library is not None:
+        lines = [f"NumPy's BLAS: OpenBLAS, {library.core} kernels, {library.threads()} threads"]
+    lines.append(f"its idle threads {spinning.state(library)}")
+    lines.append(f"cores that a CPU device may use now: {threads.limit()}")
+    return "\n".join(lines)
 
 
 def _print_parameters(device: Device) -> None:

@@ -18,8 +18,12 @@ import numpy as np
 
 from clgemm import settings
 from clgemm.dispatch.times import BreakEven, Curve
-from clgemm.host import identity, scipy_blas
+from clgemm.host import blas as host_blas
+from clgemm.host import identity
+from clgemm.problem import Call
+from clgemm.runtime import processor
 from clgemm.tuning.measure import timing
+from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 
 if TYPE_CHECKING:
@@ -27,25 +31,26 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clgemm.dispatch.times import Shape
     from clgemm.problem import Precision
     from clgemm.runtime.device import Device
     from clgemm.tuning.store.lookup import Tuned
     from clgemm.tuning.store.store import Store
     from clgemm.tuning.tuner import Parameters
 
-    Gemm2D = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], object]
-    Gemm2 = Callable[[NDArray[Any], NDArray[Any]], object]
+    Product = Callable[[Call], object]
 
 log = logging.getLogger(__name__)
 
-SHAPES: tuple[Shape, ...] = (
-    (8, 8, 8), (32, 32, 32), (64, 64, 64), (96, 96, 96), (8, 8, 2048), (128, 128, 128),
-    (1, 512, 512), (512, 1, 512), (512, 512, 1), (192, 192, 192), (16, 512, 512), (512, 16, 512),
-    (512, 512, 16), (256, 256, 256), (64, 64, 2048), (512, 512, 512), (1024, 1024, 1024),
-)  # fmt: skip
-"""Small first: what would take too long is left out, with all that is larger."""
-ELEMENTS = 1024**2
+EXTENT, BATCH = 4096, 2048
+"""The largest extents and stacks that are drawn."""
+PLAIN, STACKS = 72, 20
+"""How many shapes are measured."""
+LEAST_FLOPS, MOST_FLOPS = 2 * 40**3, 4e8
+"""Of a product of reals: what is smaller goes to the host anyway, as vectors do, and what is larger
+is like these."""
+LARGE = (Shape(512, 512, 512), Shape(2048, 96, 512), Shape(96, 2048, 512), Shape(1024, 1024, 1024))
+"""How it goes on beyond."""
+ELEMENTS = 1024**2  # of a matrix or a stack
 ROUNDS = 2  # of each side: a burst of foreign load spoils one of them
 RETRIES = 3  # before larger shapes are given up
 LEAST, MOST = 2, 8  # runs of each side, shape and round
@@ -53,7 +58,7 @@ BLOCK_SECONDS = 0.001  # of them in all, if they are short
 LONG = 0.003  # seconds: longer products are timed in the first round only
 LONGEST = 0.025  # seconds that one product may take
 ENOUGH = 4  # measurements on a busy machine, of which the least times stay
-MOST_SECONDS = 0.45
+MOST_SECONDS = 0.8
 """Of one measurement, builds of kernels aside, and half of it for each side: noise makes threads
 that spin wait for each other, at up to ten times what a quiet machine needs.  What is left out
 then, the second round and the largest shapes, is measured by later processes."""
@@ -108,9 +113,9 @@ class BreakEvens:
             self._known.setdefault(name, None if found is None else found.times)
         return self._known[name]
 
-    def forget(self) -> None:
-        """Look again at what is stored: parameters have changed."""
-        self._known.clear()
+    def forget(self, precision: Precision) -> None:
+        """Look again at what is stored of a precision: its parameters have changed."""
+        self._known.pop(lookup.entry_name(precision), None)
 
     def is_missing(self, precision: Precision) -> bool:
         """Tell whether measuring once more would tell a later process something new."""
@@ -121,7 +126,7 @@ class BreakEvens:
         found = _read(store, name, _stamp(tuned))
         return found is None or not found.settled
 
-    def measure(self, precision: Precision, on_device: Gemm2D) -> BreakEven | None:
+    def measure(self, precision: Precision, on_device: Product) -> BreakEven | None:
         """Measure a precision on both sides, unless that is done, and keep it for later processes.
 
         Parameters
@@ -129,7 +134,7 @@ class BreakEvens:
         precision : Precision
             What is multiplied.
         on_device : callable
-            Computes ``c[...] = a @ b`` on the device, transfers included.
+            Computes a call on the device, transfers included.
 
         Returns
         -------
@@ -150,7 +155,7 @@ def _stamp(tuned: Tuned) -> str:
 
 
 def _read_or_measure(
-    device: Device, precision: Precision, stamp: str, on_device: Gemm2D
+    device: Device, precision: Precision, stamp: str, on_device: Product
 ) -> BreakEven:
     store, name = lookup.store_for(device.traits), lookup.entry_name(precision)
     found = _read(store, name, stamp)
@@ -163,7 +168,7 @@ def _read_or_measure(
             return before.times
         neighbours, start = timing.Neighbours(), time.perf_counter()
         times = measured(precision, on_device)
-        busy = neighbours.share() > timing.FOREIGN_SHARE * identity.usable_cores()
+        busy = neighbours.share() > timing.FOREIGN_SHARE * processor.usable_cores()
         log.info(
             "measured where %sgemm breaks even with the host's BLAS in %.2f s%s",
             precision.code, time.perf_counter() - start, " on a busy machine" if busy else "",
@@ -179,7 +184,7 @@ def _read_or_measure(
 def _read(store: Store, name: str, stamp: str) -> _Measured | None:
     """Return what is stored of an entry, None if nothing is or it was of another host."""
     found = store.state().break_evens.get(name)
-    if not found or found["stamp"] != stamp or not identity.is_as_noted(found["library"]):
+    if not found or found["stamp"] != stamp or found["library"] != identity.library():
         return None
     sides = (Curve.from_json(found[side]) for side in BreakEven._fields)
     return _Measured(BreakEven(*sides), found["tries"])
@@ -191,35 +196,81 @@ def _write(store: Store, name: str, stamp: str, found: _Measured) -> None:
     store.change_state(lambda s: s._replace(break_evens=s.break_evens | {name: head | sides}))
 
 
-def measured(precision: Precision, on_device: Gemm2D) -> BreakEven:
-    """Time whole products of a few shapes on both sides.
+def _inverse(number: int, base: int) -> float:
+    """Mirror the digits of a number at the point: van der Corput's sequence, even everywhere."""
+    found, unit = 0.0, 1.0
+    while number:
+        number, digit = divmod(number, base)
+        unit /= base
+        found += digit * unit
+    return found
+
+
+def drawn(plain: int = PLAIN, stacks: int = STACKS) -> tuple[Shape, ...]:
+    """Draw shapes evenly over the logarithms of their extents (Halton's sequence).
+
+    Returns
+    -------
+    tuple of Shape
+        Small ones first; operands lie in all four ways.
+    """
+    found: list[Shape] = []
+    number = 0
+    while len(found) < plain + stacks:
+        number += 1
+        u, v, w, x, *ways = (_inverse(number, base) for base in (2, 3, 5, 7, 11, 13))
+        stacked = len(found) >= plain
+        most = 96.0 if stacked else EXTENT
+        m, n, k = (round(most**y) for y in (u, v, w))
+        batch = round(2 * (BATCH / 2) ** x) if stacked else 1
+        shape = Shape(m, n, k, batch, *(way >= 0.5 for way in ways))
+        flops, largest = 2 * m * n * k * batch, batch * max(m * k, k * n, m * n)
+        if min(m, n) > 1 and LEAST_FLOPS <= flops <= MOST_FLOPS and largest <= ELEMENTS:
+            found.append(shape)
+    return tuple(sorted(found, key=lambda s: s.m * s.n * s.k * s.batch)) + LARGE
+
+
+SHAPES = drawn()
+
+
+def measured(precision: Precision, on_device: Product) -> BreakEven:
+    """Time whole products of a few dozen shapes on both sides.
 
     Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
     only adds: the least time stands for each.
     """
     rng = np.random.default_rng(11)
-    a, b = (rng.random(ELEMENTS).astype(precision.dtype) for _ in "ab")
-    routine = scipy_blas.gemm(precision.code)
-
-    def by_device(x: NDArray[Any], y: NDArray[Any]) -> None:
-        on_device(x, y, np.empty((x.shape[0], y.shape[1]), x.dtype, "F"))
-
-    def by_host(x: NDArray[Any], y: NDArray[Any]) -> None:
-        routine(1.0, x, y)
-
+    memory = tuple(rng.random(ELEMENTS).astype(precision.dtype) for _ in "abc")
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
-    for gemm, times in ((by_device, device), (by_host, host)):
+    for multiply, times in ((on_device, device), (host_blas.multiply, host)):
         start = time.perf_counter()
         timing.settle(MOST_SECONDS / 4)
         left = MOST_SECONDS / 2 - (time.perf_counter() - start)
         for _ in range(ROUNDS):
-            left -= _pass(gemm, a, b, times, left)
+            left -= _pass(multiply, memory, times, left)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
 
 
+def _call(shape: Shape, memory: tuple[NDArray[Any], ...]) -> Call:
+    """Make a call of a shape, as one of a row-major result arrives."""
+    m, n, k, batch = shape[:4]
+
+    def matrices(flat: NDArray[Any], rows: int, columns: int, turned: bool) -> NDArray[Any]:
+        x = flat[: batch * rows * columns]
+        x = x.reshape((batch, rows, columns) if turned else (batch, columns, rows))
+        x = x if turned else x.swapaxes(-1, -2)
+        return x if batch > 1 else x[0]
+
+    a, b, c = memory
+    return Call(
+        1.0, matrices(a, m, k, shape.trans_a), matrices(b, k, n, shape.trans_b),
+        0.0, matrices(c, m, n, turned=False), transposed=True,
+    )  # fmt: skip
+
+
 def _pass(
-    gemm: Gemm2, a: NDArray[Any], b: NDArray[Any], least: dict[Shape, float], most: float
+    multiply: Product, memory: tuple[NDArray[Any], ...], least: dict[Shape, float], most: float
 ) -> float:
     """Time every shape that is not too large, or was timed before and is not long.
 
@@ -232,12 +283,11 @@ def _pass(
     for place, shape in enumerate(list(least) if again else SHAPES):
         if again and min(list(least.values())[place:]) > LONG:
             break
-        m, n, k = shape
-        x, y = a[: m * k].reshape((m, k), order="F"), b[: k * n].reshape((k, n), order="F")
+        call = _call(shape, memory)
         for _ in range(RETRIES):
             if least and spent > most:
                 return spent
-            times = _timed(gemm, x, y)
+            times = _timed(multiply, call)
             spent += sum(times) - (times[0] if times[0] > BUILD_SECONDS else 0)
             least[shape] = min(least.get(shape, math.inf), *times)
             if again or _next(shape, least[shape]) <= LONGEST:
@@ -247,12 +297,12 @@ def _pass(
     return spent
 
 
-def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
+def _timed(multiply: Product, call: Call) -> list[float]:
     """Return the seconds of a few runs, of which the very first may have built a kernel."""
     found: list[float] = []
     while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST):
         before = time.perf_counter()
-        gemm(x, y)
+        multiply(call)
         found.append(time.perf_counter() - before)
     return found
 
@@ -260,4 +310,4 @@ def _timed(gemm: Gemm2, x: NDArray[Any], y: NDArray[Any]) -> list[float]:
 def _next(shape: Shape, seconds: float) -> float:
     """Predict the seconds of the shape that follows one, at the same rate."""
     following = SHAPES[SHAPES.index(shape) + 1 :]
-    return seconds * math.prod(following[0]) / math.prod(shape) if following else 0.0
+    return seconds * math.prod(following[0][:4]) / math.prod(shape[:4]) if following else 0.0

@@ -12,6 +12,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,12 +22,14 @@ import numpy as np
 
 from clgemm import settings
 from clgemm.dispatch import multi_device
-from clgemm.dispatch.break_even import BreakEvens
+from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
 from clgemm.dispatch.explanation import explained, unmeasured
-from clgemm.dispatch.route import HOST, Route, route
+from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.host import blas as host_blas
+from clgemm.host import openblas, spinning, threads
 from clgemm.kernels import BY_NAME, LAST_RESORT
+from clgemm.kernels.mirror import where_it_pays
 from clgemm.problem import (
     BY_DTYPE,
     PRECISIONS,
@@ -33,7 +37,6 @@ from clgemm.problem import (
     aligned,
     describe,
     expressible,
-    is_same_memory,
     layout_of,
 )
 from clgemm.runtime import forks, registry
@@ -41,14 +44,16 @@ from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.streaming.copy_threads import CopyThreads
 from clgemm.streaming.runner import StreamingRunner, must_copy
+from clgemm.tuning.store.lookup import find_or_default
 from clgemm.tuning.tuner import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
 
     from clgemm.dispatch.explanation import Explanation
+    from clgemm.dispatch.times import BreakEven
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
     from clgemm.runtime.interrupt import Stop
@@ -58,6 +63,8 @@ if TYPE_CHECKING:
     from clgemm.settings import Modes
     from clgemm.traits import DeviceTraits
     from clgemm.tuning.results import Effort, Result
+
+    ByHost = Callable[[Call], object]
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +102,18 @@ class Engine:
         """What copies to and from a device with memory of its own."""
         self.decisions: dict[Hashable, Any] = {}
         """By kind of call: `Decision` for arrays of NumPy's, plans of products for Arrays."""
-        self.on_host: set[tuple[str, int, int, int]] = set()
-        """Type, m, n and k of plain products that the host computes faster: see `api.small`."""
+        self.on_host: set[Hashable] = set()
+        """Kinds of plain products that the host computes faster: see `api.small`."""
+        self._by_size: set[str] = set()
+        """Precisions of which something small was decided on before anything was measured."""
+        self._found_out: set[str] = set()
+        """Precisions whose parameters were looked for before a product was decided on."""
+        self._finding_out = threading.Lock()
+        self._on_cores = device.traits.kind == "cpu"
+        self._units = device.traits.compute_units
+        if self._on_cores:
+            self.parameters.reserved = MOST_SECONDS
+            threads.be_seen()
 
     def __str__(self) -> str:
         return str(self.device)
@@ -112,16 +129,39 @@ class Engine:
             self.forget()
         self.decisions[key] = decision
 
-    def compute(self, call: Call, modes: Modes) -> None:
-        """Compute a call of NumPy's arrays; there is something to multiply."""
+    def units(self) -> int:
+        """Return how many compute units a call may use now: on the host's cores there are limits.
+
+        What is decided depends on it.
+        """
+        if not self._on_cores:
+            return self._units
+        units = min(threads.limit(), self.device.traits.compute_units)
+        if units != self._units:
+            self._units = units
+            openblas.follow()
+        return units
+
+    def compute(self, call: Call, modes: Modes, by_host: ByHost | None = None) -> bool:
+        """Compute a call of NumPy's arrays; there is something to multiply.
+
+        Returns
+        -------
+        bool
+            Whether `by_host` has computed it.
+        """
         decision = self.decide(call, modes, partners_of(self))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", self.explain(decision, transposed=call.transposed))
+        if decision.runner is _HOST:
+            (by_host or host_blas.gemm)(call)
+            return True
         try:
             decision.runner.run(call)
         except self.device.cl.Error as error:
             where = f"{decision.problem.precision}gemm on {self.device}"
             raise translated(error, where) from error
+        return False
 
     def decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...] = ()) -> Decision:
         """Find or make the decision on calls of a kind."""
@@ -130,17 +170,13 @@ class Engine:
         # NumPy aligns complex numbers like their parts; kernels load both parts at once.
         fits = c.dtype.kind != "c" or (aligned(a) and aligned(b) and aligned(c))
         key = (
-            modes, partners, c.dtype, kind_of_beta, conj_a, conj_b, fits,
-            is_same_memory(a, b), a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
+            modes, self.units(), partners, c.dtype, kind_of_beta, conj_a, conj_b, fits,
+            call.is_gram, a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,
         )  # fmt: skip
         decision: Decision | None = self.decisions.get(key)
         if decision is None:
             decision = self._decide(call, modes, partners)
             self.remember(key, decision)
-            g = decision.problem
-            plain = g.batch == 1 and g.flops <= host_blas.PANEL_FLOPS and modes.route == "auto"
-            if decision.runner is _HOST and plain:
-                self.on_host.add((PRECISIONS[g.precision].dtype.char, g.m, g.n, g.k))
         return decision
 
     def _decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...]) -> Decision:
@@ -148,10 +184,16 @@ class Engine:
         copied = tuple(x for x in "abc" if layout_of(getattr(call, x)) is None)
         if copied:
             inner = self.decide(_copied(call, values=False)[0], modes, partners)
+            if inner.runner is _HOST:  # which copies what it has to
+                return inner._replace(copied=copied)
             return inner._replace(runner=_Copying(self, modes, inner.runner), copied=copied)
         precision = BY_DTYPE[call.c.dtype]
-        problem = describe(*call.operands, call.c, reads_c=call.beta != 0)
-        chosen = route(self.device.traits, problem, modes.route, self.break_evens.known(precision))
+        problem = describe(*call.operands, call.c, reads_c=call.beta != 0, is_gram=call.is_gram)
+        one_core = self.units() == 1 < self.device.traits.compute_units
+        chosen = by_rule(problem, modes.route, one_core=one_core)
+        if chosen is None:
+            found = self._break_even(problem)
+            chosen = route(self.device.traits, problem, modes.route, found)
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
         self.device.require(precision)
@@ -161,6 +203,44 @@ class Engine:
                 shared = multi_device.runner((self, *partners), problem)
             return Decision(shared or self.runner(problem), problem, chosen)
 
+    def _break_even(self, problem: Gemm) -> BreakEven | None:
+        """Return what a decision may go by.
+
+        What is small and was decided by size alone stays so: equal calls give equal bits.
+        """
+        precision = PRECISIONS[problem.precision]
+        code = precision.code
+        if problem.flops <= SMALL_SHARED:
+            found = self.break_evens.known(precision)
+            if found is None:
+                self._by_size.add(code)
+            return None if code in self._by_size else found
+        if self._on_cores and settings.tuning_enabled() and code not in self._found_out:
+            self._find_out(precision)
+        return self.break_evens.known(precision)
+
+    def _find_out(self, precision: Precision) -> None:
+        """Search for parameters if none are known, and measure break-evens in what time is left.
+
+        Before the first product is decided on that a CPU device may compute.  Other threads wait:
+        they would be measured too, and be decided on without the figures.
+        """
+        code = precision.code
+        with self._finding_out:
+            if code not in self._found_out and self.parameters.known(code) is None:
+                find_or_default(lambda: self.parameters.of(code), lambda _why: None)
+                if code in self.parameters.searched:
+                    self.try_to_measure(precision)
+                    self.break_evens.forget(precision)
+            self._found_out.add(code)
+
+    def try_to_measure(self, precision: Precision) -> None:
+        """Measure break-evens where nobody has asked for it: no trouble reaches a product."""
+        try:
+            self.measure_break_evens(precision)
+        except (ClgemmError, MemoryError, OSError, self.device.cl.Error) as error:
+            log.debug("break-evens were not measured: %s", error)
+
     def runner(self, problem: Gemm) -> Runner:
         """Make what computes a problem on this device, where operands lie or with copies."""
         if must_copy(self.device, problem):
@@ -169,10 +249,13 @@ class Engine:
 
     def build(self, problem: Gemm) -> KernelRunner:
         """Build the plan of a problem, with the next family if a driver refuses the first one's."""
-        device = self.device
+        device, traits = self.device, _within_limits(self.device.traits, self.units())
+        if self._on_cores:
+            spinning.shorten()
+        problem = where_it_pays(traits, problem)
         while True:
             config = self.parameters.config_for(problem)
-            plan = BY_NAME[config.family].plan(_within_limits(device.traits), problem, config)
+            plan = BY_NAME[config.family].plan(traits, problem, config)
             try:
                 with device.lock:
                     long = problem.flops >= LONG_FLOPS
@@ -190,36 +273,45 @@ class Engine:
         if transposed:
             g = g._replace(m=g.n, n=g.m)
             copied = tuple(sorted({"a": "b", "b": "a"}.get(name, name) for name in copied))
-        origin = tuned.origin if tuned else "the family's default"
         work = decision.runner.work()
+        chosen = tuned is not None and work.config in map(str, tuned.configs)
+        origin = tuned.origin if tuned and chosen else "the family's default"
         return explained(g, decision.route, work, str(self.device), origin, copied)
 
     def tune(self, code: str, effort: Effort) -> Result:
         """Search for one precision's parameters now, and measure its break-evens with them."""
         result = self.parameters.tune(code, effort)
         self.measure_break_evens(PRECISIONS[code])
-        self.break_evens.forget()
+        self.break_evens.forget(PRECISIONS[code])
+        self._by_size.discard(code)
         self.forget()
         return result
 
     def measure_break_evens(self, precision: Precision) -> None:
         """Measure where the device breaks even with the host, for later processes."""
-        modes = settings.modes()._replace(route="device")
+        modes, before = settings.modes()._replace(route="device"), set(self.decisions)
 
-        def on_device(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> None:
-            call = Call.of(1.0, a, b, 0.0, c)
+        def on_device(call: Call) -> None:
             self.decide(call, modes).runner.run(call)
 
-        self.break_evens.measure(precision, on_device)
+        try:
+            self.break_evens.measure(precision, on_device)
+        finally:
+            # The kernels of these hundred shapes; what other threads have decided stays.
+            for key in set(self.decisions) - before:
+                if isinstance(key, tuple) and key[0] == modes:
+                    self.decisions.pop(key, None)
 
 
-def _within_limits(traits: DeviceTraits) -> DeviceTraits:
-    """Return a device's facts with no more memory than the user allows it."""
+def _within_limits(traits: DeviceTraits, units: int) -> DeviceTraits:
+    """Return a device's facts with no more memory and compute units than the user allows it."""
     allowed = settings.device_memory_bytes()
-    if allowed is None:
+    if allowed is None and units == traits.compute_units:
         return traits
+    allowed = sys.maxsize if allowed is None else allowed
     return replace(
         traits,
+        compute_units=units,
         global_memory=min(traits.global_memory, allowed),
         max_allocation=min(traits.max_allocation, allowed),
     )
@@ -299,7 +391,7 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Engine, QueueState]:
     return of(device), state
 
 
-def compute(call: Call) -> None:
+def compute(call: Call, by_host: ByHost | None = None) -> bool:
     """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c`` with arrays of NumPy's.
 
     Parameters
@@ -308,6 +400,13 @@ def compute(call: Call) -> None:
         If beta == 0, `c` is not read; if alpha == 0, `a` and `b` are not.  All three are of one
         dtype (float32, float64, complex64 or complex128, native byte order) and rank, and aligned
         as NumPy means it; strides are free.  `c` must overlap neither `a` nor `b`.
+    by_host : callable, optional
+        Computes a call on the host; SciPy's gemm by default.
+
+    Returns
+    -------
+    bool
+        Whether the host was found to be faster, and has computed it.
 
     Raises
     ------
@@ -317,18 +416,18 @@ def compute(call: Call) -> None:
         If the device has no memory for the operands.
     """
     if call.c.size == 0:
-        return
+        return False
     if call.alpha == 0 or call.a.shape[-1] == 0:
         _scale(call.c, call.beta)
-        return
+        return False
     modes = settings.modes()
     engine = None if modes.route == HOST else current()
     if engine is None:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", _on_host(call, modes))
-        host_blas.gemm(call)
-        return
-    engine.compute(call, modes)
+        (by_host or host_blas.gemm)(call)
+        return False
+    return engine.compute(call, modes, by_host) and modes.route == "auto"
 
 
 def explain(call: Call) -> Explanation:
@@ -378,10 +477,7 @@ def _measure_break_evens() -> None:
         return
     for precision in PRECISIONS.values():
         if engine.device.traits.unified_memory and engine.break_evens.is_missing(precision):
-            try:
-                engine.measure_break_evens(precision)
-            except (ClgemmError, MemoryError, OSError, engine.device.cl.Error) as error:
-                log.debug("break-evens were not measured: %s", error)
+            engine.try_to_measure(precision)
 
 
 if hasattr(os, "register_at_fork"):

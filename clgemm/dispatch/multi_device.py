@@ -154,7 +154,7 @@ class MultiDeviceRunner:
         waiting = {id(share): deque(share.tiles) for share in self.shares}
         stop = Stop()  # one device failed, or Ctrl-C was heard: the others end early
 
-        def work(share: Share, member: Member, runners: dict[tuple[int, ...], Runner]) -> None:
+        def work(share: Share, member: Member, runners: dict[tuple[int, int, int], Runner]) -> None:
             queue = waiting[id(share)]
             while queue and not stop.is_set():
                 try:
@@ -179,16 +179,13 @@ class MultiDeviceRunner:
             raise error
 
 
-def _shape(tile: Block) -> tuple[int, ...]:
+def _shape(tile: Block) -> tuple[int, int, int]:
     return tile.batch.size, tile.rows.size, tile.columns.size
 
 
-def _parts(problem: Gemm, share: Share) -> dict[tuple[int, ...], Gemm]:
+def _parts(problem: Gemm, share: Share) -> dict[tuple[int, int, int], Gemm]:
     """Describe what computes each of a share's tiles, from operands that lie as the problem's."""
-    return {
-        _shape(t): problem._replace(m=t.rows.size, n=t.columns.size, batch=t.batch.size)
-        for t in share.tiles
-    }
+    return {_shape(t): problem.block(*_shape(t), problem.k) for t in share.tiles}
 
 
 class Candidate(Protocol):

@@ -20,13 +20,10 @@ SMALL_WITH_COPIES = 2 * 896**3
 """The same for devices with a memory of their own, where nothing was measured: an H200 breaks even
 with 16 cores of a Xeon near here in fp32, copies and threads that wake up included."""
 
-TIE = 1.03
-"""Of the host's time, that the device may take: it frees the interpreter, and with cores of its own
-the host's."""
-WORTH = 0.9
-"""The same for a CPU device's short products.  There one side had better compute everything unless
-the other gains much: behind the host's BLAS a device shares the cores with threads that spin on for
-0.1 s."""
+TIE = 0.92
+"""Of the host's predicted time, that the device may take: both predictions err."""
+WORTH = 0.75
+"""The same for a CPU device's short products, of which the host's times are the least regular."""
 COPIED = 0.85
 """The same for devices with a memory of their own: the least of a few times is measured, and copies
 mostly take longer, since their threads have to wake up."""
@@ -62,13 +59,25 @@ def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: BreakEven 
     Route
         If "auto" is wanted, the faster one.
     """
+    return by_rule(problem, wanted) or _faster(traits, problem, measured)
+
+
+def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | None:
+    """Choose where no time of either side matters; None where one does.
+
+    With `one_core` the user allows one of the cores that the device has.
+    """
     if wanted == HOST:
         return Route(HOST, "CLGEMM_ROUTE=host")
     if wanted == DEVICE:
         return Route(DEVICE, "CLGEMM_ROUTE=device")
     if problem.flops <= SMALL_FLOPS:
         return Route(HOST, "a launch costs more than so small a product")
-    return _faster(traits, problem, measured)
+    if problem.m == 1 or problem.n == 1:
+        return Route(HOST, "it is a product with a vector, which the host reads from its memory")
+    if one_core:
+        return Route(HOST, "one core may be used, and a device's thread beside the caller's is two")
+    return None
 
 
 def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Route:

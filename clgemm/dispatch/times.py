@@ -1,7 +1,11 @@
-"""How long a product takes on the host and on the device, from a few measured shapes.
+"""How long a product takes on the host and on the device, from a few dozen measured shapes.
 
-Each side counts calls, multiplications, elements read and elements written; `tuning.cost_model`
-finds the seconds of each.
+Each side is a sum of calls, matrices, multiplications, elements read and elements written, each
+times the seconds of one; `tuning.cost_model` finds these.  A library does not go by such a sum: it
+has kernels for small matrices, begins to use threads at some size, packs or does not.  What the sum
+misses at the shapes around is added: by a plane through the misses, in the logarithms of the
+extents, to which near shapes contribute most (local linear regression; Cleveland and Devlin, JASA
+83(403), 1988).
 """
 
 from __future__ import annotations
@@ -13,22 +17,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm.problem import PRECISIONS
+from clgemm.problem import PRECISIONS, SYMMETRIC
 from clgemm.tuning import cost_model
+from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from clgemm.problem import Gemm
 
 COPY_RATE = 4e9  # bytes a second at which SciPy copies an operand with gaps before it computes
+REACH = 1.75  # factors of two in an extent, over which what is missed fades
+RIDGE = 0.3  # in shapes: keeps the plane flat where few are near
+HALF = 0.6  # of a product's time, that one takes of which half is computed
+OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
 
-Shape = tuple[int, int, int]
+
+def counts(shape: Shape) -> tuple[int, int, int, int, int]:
+    """Count calls, matrices, multiplications, elements read and elements written."""
+    m, n, k, batch = shape[:4]
+    return 1, batch, batch * m * n * k, batch * (m * k + k * n), batch * m * n
 
 
-def counts(m: int, n: int, k: int) -> tuple[int, int, int, int]:
-    """Count calls, multiplications, elements read and elements written of one product."""
-    return 1, m * n * k, m * k + k * n, m * n
+def _position(shape: Shape) -> tuple[float, ...]:
+    """Place a shape where one unit is a factor of two, or a way operands lie."""
+    log = math.log2
+    return (*(log(x) for x in shape[:4]), float(shape.trans_a), float(shape.trans_b))
 
 
 @dataclass(frozen=True)
@@ -40,7 +56,7 @@ class Curve:
     rates : tuple of float
         Seconds of each of the `counts`, none negative.
     seconds : mapping
-        What was measured, by m, n, k.
+        What was measured, by shape.
     """
 
     rates: tuple[float, ...]
@@ -49,23 +65,34 @@ class Curve:
     @classmethod
     def fitted(cls, seconds: Mapping[Shape, float]) -> Curve:
         """Find the rates that explain the measured times best; relative errors count."""
-        rows = np.array([counts(*shape) for shape in seconds])
+        rows = np.array([counts(shape) for shape in seconds])
         return cls(cost_model.fit(rows, list(seconds.values())), dict(seconds))
 
-    def one(self, m: int, n: int, k: int) -> float:
+    def one(self, shape: Shape) -> float:
         """Predict one product."""
-        return self._estimate.seconds(counts(m, n, k), _position(m, n, k))
+        places, misses = self._around
+        apart = places - np.array(_position(shape))
+        weights = np.exp(np.sum(apart**2, axis=1) / (-2 * REACH**2))
+        planes = np.column_stack((np.ones(len(apart)), apart))
+        weighed = planes * weights[:, None]
+        square = weighed.T @ planes + RIDGE * np.eye(planes.shape[1])
+        miss = float(np.linalg.solve(square, weighed.T @ misses)[0])
+        return self._sum(shape) * math.exp(min(max(miss, -OUTLIER), OUTLIER))
 
     @cached_property
-    def _estimate(self) -> cost_model.Estimate:
-        return cost_model.Estimate(
-            self.rates,
-            ((counts(*shape), _position(*shape), t) for shape, t in self.seconds.items()),
-        )
+    def _around(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Where the measured shapes are, and the logarithms of what the sum misses there."""
+        misses = [math.log(t / self._sum(shape)) for shape, t in self.seconds.items()]
+        places = [_position(shape) for shape in self.seconds]
+        return np.array(places), np.clip(misses, -OUTLIER, OUTLIER)
+
+    def _sum(self, shape: Shape) -> float:
+        total = sum(rate * count for rate, count in zip(self.rates, counts(shape), strict=True))
+        return max(total, cost_model.LEAST)
 
     def as_json(self) -> list[list[float]]:
         """Give what was measured; the rest follows from it."""
-        return [[*shape, t] for shape, t in self.seconds.items()]
+        return [[*map(int, shape), t] for shape, t in self.seconds.items()]
 
     @classmethod
     def from_json(cls, data: Any) -> Curve:
@@ -76,15 +103,13 @@ class Curve:
         TypeError, ValueError
             If it is something else.
         """
-        found = {(int(m), int(n), int(k)): float(t) for m, n, k, t in data}
-        if not found or not all(min(s) > 0 and 0 < t < math.inf for s, t in found.items()):
+        found = {}
+        for *extents, trans_a, trans_b, t in data:
+            m, n, k, batch = map(int, extents)
+            found[Shape(m, n, k, batch, bool(trans_a), bool(trans_b))] = float(t)
+        if not found or not all(min(s[:4]) > 0 and 0 < t < math.inf for s, t in found.items()):
             raise ValueError("no times, or one that is not positive")
         return cls.fitted(found)
-
-
-def _position(m: int, n: int, k: int) -> tuple[float, float, float]:
-    """Place a shape where one unit is a factor of two."""
-    return math.log2(m), math.log2(n), math.log2(k)
 
 
 class BreakEven(NamedTuple):
@@ -110,10 +135,13 @@ class BreakEven(NamedTuple):
             rows_a, rows_b = (g.k if g.trans_a else g.m), (g.n if g.trans_b else g.k)
             gaps = (g.lda != rows_a) * g.m * g.k + (g.ldb != rows_b) * g.k * g.n
         copying = gaps * PRECISIONS[g.precision].itemsize / COPY_RATE
-        return g.batch * self.host.one(g.m, g.n, g.k) + copying
+        # NumPy computes half of a matrix times its transpose, but not of one times its conjugate.
+        return self.host.one(_shape(g)) * (HALF if g.triangle == SYMMETRIC else 1) + copying
 
     def device_seconds(self, g: Gemm) -> float:
-        """Predict a problem on the device, transfers included; a stack is launched once."""
-        one = self.device.one(g.m, g.n, g.k)
-        launch = min(self.device.rates[0], one)
-        return launch + g.batch * (one - launch)
+        """Predict a problem on the device, transfers included."""
+        return self.device.one(_shape(g)) * (HALF if g.triangle else 1)
+
+
+def _shape(g: Gemm) -> Shape:
+    return Shape(g.m, g.n, g.k, g.batch, g.trans_a, g.trans_b)

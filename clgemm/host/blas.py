@@ -21,6 +21,8 @@ matmul = np.matmul
 """NumPy's own, even where a program puts clgemm's in its place."""
 
 PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-C
+LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to such panels
+_MATRIX = 2  # axes
 NARROWEST = 64  # columns that a call needs to be fast
 
 
@@ -36,6 +38,34 @@ def gemm(call: Call) -> None:
         return
     for x, y, z in zip(a, b, c, strict=True):
         _one(routine, call._replace(a=x, b=y, c=z))
+
+
+def multiply(call: Call) -> None:
+    """Compute ``c[...] = a @ b`` as NumPy does with the caller's operands; else as `gemm` does.
+
+    NumPy knows products with vectors, and a matrix times its own transpose.
+    """
+    alpha, a, b, beta, c, conj_a, conj_b, transposed = call
+    plain = alpha == 1 and beta == 0 and not (conj_a or conj_b)
+    if not plain or a.size * c.shape[-1] > LONG:
+        gemm(call)
+    elif transposed:
+        matmul(b.swapaxes(-1, -2), a.swapaxes(-1, -2), out=c.swapaxes(-1, -2))
+    else:
+        matmul(a, b, out=c)
+
+
+def is_tall(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether a stack times one matrix is one tall matrix times it, as it lies in memory."""
+    return a.ndim > b.ndim == _MATRIX and a.flags.c_contiguous
+
+
+def tall(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Return a @ b of such operands, in one product instead of NumPy's many."""
+    k, n = b.shape
+    c = np.empty((*a.shape[:-1], n), a.dtype)
+    matmul(a.reshape(-1, k), b, out=c.reshape(-1, n))
+    return c
 
 
 class HostRunner:

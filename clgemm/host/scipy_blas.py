@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clgemm.host import spinning
 from clgemm.lazy_imports import lazy_import
 from clgemm.problem import PRECISIONS
 
@@ -24,17 +25,8 @@ _NAME = "scipy.linalg.blas"
 @functools.cache
 def module() -> ModuleType:
     """Return `scipy.linalg.blas`; threads that ask for it at once wait for one import."""
-    return lazy_import(_NAME)
-
-
-def package() -> ModuleType:
-    """Return `scipy` itself, which is soon imported."""
-    return lazy_import("scipy")
-
-
-def is_loaded() -> bool:
-    """Tell whether anybody imported it, or the library that is behind it."""
-    return _NAME in sys.modules or f"{_NAME.rpartition('.')[0]}._fblas" in sys.modules
+    with spinning.loading():
+        return lazy_import(_NAME)
 
 
 @functools.cache

@@ -1,11 +1,18 @@
-"""Kernel families.  This package is text and integers: it imports no OpenCL."""
+"""Kernel families.  This package is text and integers: it imports no OpenCL.
+
+``family`` says what a family is, ``costs`` what its problems cost, ``mirror`` has the last launch
+of Gram products, which families share.  ``source`` makes the text of a kernel, and ``ptx`` changes
+what a compiler made of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clgemm.kernels.batched.family import Batched
 from clgemm.kernels.cpu_packed.family import CpuPacked
 from clgemm.kernels.direct.family import Direct
+from clgemm.kernels.gemv.family import Gemv
 from clgemm.kernels.gpu_tiled.family import GpuTiled
 from clgemm.kernels.nv_dmma.family import NvDmma
 from clgemm.kernels.nv_mma.family import NvMma
@@ -15,7 +22,7 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
 FAMILIES: tuple[KernelFamily, ...] = (
-    CpuPacked(), NvDmma(), NvSplit(), NvMma(), GpuTiled(), Direct(),
+    Gemv(), Batched(), CpuPacked(), NvDmma(), NvSplit(), NvMma(), GpuTiled(), Direct(),
 )  # fmt: skip
 """The only list of families, most special first."""
 

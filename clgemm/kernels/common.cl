@@ -32,19 +32,37 @@ typedef CAT(REAL, 2) ELEM;
 typedef REAL ELEM;
 #endif
 
+// The type of `w` elements as one vector of reals, if there is one so long.
+#if IS_COMPLEX
+#define REALS_1 2
+#define REALS_2 4
+#define REALS_4 8
+#define REALS_8 16
+#else
+#define REALS_1
+#define REALS_2 2
+#define REALS_4 4
+#define REALS_8 8
+#endif
+#define VECTOR(w) CAT(REAL, CAT(REALS_, w))
+
 #ifndef CLANG_BUILTINS
 #define CLANG_BUILTINS 0  // 1: the compiler is clang and lowers its builtins
 #endif
 
 // One problem in column-major terms, as family.py packs it.  Element (row, column) of op(X) lies at
 // row + column * ldx if trans_x is 0, else at column + row * ldx, after offset_x elements; entries of
-// a stack are stride_x apart.
+// a stack are stride_x apart.  C of a SYMMETRIC or HERMITIAN product, where op(B) is op(A) transposed
+// or conjugated as well, is computed on and below its diagonal and mirrored.
+#define SYMMETRIC 1
+#define HERMITIAN 2
 typedef struct {
     long m, n, k, batch;
     long offset_a, lda, stride_a;
     long offset_b, ldb, stride_b;
     long offset_c, ldc, stride_c;
-    int trans_a, conj_a, trans_b, conj_b;
+    int trans_a, conj_a, trans_b;
+    short conj_b, triangle;  // no ints: large structs may cost speed, see nv_split/split.cl
 } Gemm;
 
 // What every gemm kernel takes first.  a and b may be the same matrix.
@@ -82,6 +100,16 @@ INLINE ELEM elem_conj(ELEM x, int conj)
 {
 #if IS_COMPLEX
     return conj ? (ELEM)(x.x, -x.y) : x;
+#else
+    return x;
+#endif
+}
+
+// An element on the diagonal of a Hermitian C: real, unless its imaginary part is not finite.
+INLINE ELEM elem_on_diagonal(ELEM x, int triangle)
+{
+#if IS_COMPLEX
+    return triangle == HERMITIAN ? (ELEM)(x.x, x.y - x.y) : x;
 #else
     return x;
 #endif

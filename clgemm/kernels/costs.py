@@ -31,6 +31,13 @@ class Costs(NamedTuple):
     """Elements of C that are written, partial sums included."""
 
 
+def count_macro_tiles(g: Gemm, mc: int, nc: int) -> int:
+    """Count the macro-tiles of a problem; of a Gram product those not wholly above the diagonal."""
+    rows, columns = -(-g.m // mc), -(-g.n // nc)
+    above = sum(min(rows, j * nc // mc) for j in range(columns)) if g.triangle else 0
+    return (rows * columns - above) * g.batch
+
+
 def of_tiles(units: int, g: Gemm, mc: int, nc: int, launches: int = 1) -> Costs:
     """Count what a problem costs in macro-tiles, cut smaller and along K where they are too few.
 
@@ -43,22 +50,27 @@ def of_tiles(units: int, g: Gemm, mc: int, nc: int, launches: int = 1) -> Costs:
     mc, nc : int
         The largest macro-tile.
     launches : int
-        Without one more for parts of K.
+        Without one more for parts of K, and for the mirror of a Gram product.
     """
     m, n, k, batch = g.m, g.n, g.k, g.batch
-    tiles = -(-m // mc) * -(-n // nc) * batch
+    tiles = count_macro_tiles(g, mc, nc)
     while tiles < units and mc * nc > SMALLEST_TILE:
         if mc >= nc:
             mc //= 2
         else:
             nc //= 2
-        tiles = -(-m // mc) * -(-n // nc) * batch
+        tiles = count_macro_tiles(g, mc, nc)
     parts = min(units // tiles, k // LEAST_PART)
-    written = m * n * batch
+    share = tiles / (-(-m // mc) * -(-n // nc) * batch)
+    written = m * n * batch * share
     depth = k
     if parts > 1:
         depth = -(-k // parts)
         launches += 1
         written *= 1 + parts
+    if g.triangle:
+        launches += 1
+        written += m * n * batch / 2
     busiest = -(-tiles * max(1, parts) // units) * mc * nc * depth
-    return Costs(launches, depth, m * n * k * batch / units, busiest, (m + n) * k * batch, written)
+    shared = m * n * k * batch * share / units
+    return Costs(launches, depth, shared, busiest, (m + n) * k * batch, written)

@@ -90,7 +90,7 @@ class Plan(NamedTuple):
 
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.
 GEMM_SIGNATURE = "see" + "ppp"
-GEMM_STRUCT = struct.Struct("=13q4i")
+GEMM_STRUCT = struct.Struct("=13q3i2h")
 OFFSETS = (4, 7, 10)
 """Places in that struct of the elements before the first one of A, B and C."""
 
@@ -102,7 +102,7 @@ def gemm_args(g: Gemm) -> tuple[Arg, ...]:
         g.offset_a, g.lda, g.stride_a,
         g.offset_b, g.ldb, g.stride_b,
         g.offset_c, g.ldc, g.stride_c,
-        g.trans_a, g.conj_a, g.trans_b, g.conj_b,
+        g.trans_a, g.conj_a, g.trans_b, g.conj_b, g.triangle,
     )  # fmt: skip
     return problem, "alpha", "beta", "a", "b", "c"
 
@@ -153,6 +153,11 @@ class KernelFamily(ABC):
         """Tell whether the family can win on such a device; if not, it only serves when asked."""
         del traits
         return True
+
+    def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
+        """Tell whether it computes a problem better than any general family, without a search."""
+        del traits, problem
+        return False
 
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether this problem's sizes fit the family's kernels."""

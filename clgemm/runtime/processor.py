@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from functools import cache
@@ -9,6 +10,13 @@ from pathlib import Path
 
 CPU_INFO = Path("/proc/cpuinfo")
 WINDOWS = re.compile(r"Family (\d+) Model (\d+) Stepping \d+, (\w+)")
+
+
+def usable_cores() -> int:
+    """Count the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache

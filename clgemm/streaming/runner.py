@@ -131,7 +131,7 @@ class StreamingRunner:
             self._run(problem, call, stop, room, halvings - 1)
             return
         for c in missing:
-            part = problem._replace(m=c.rows.size, n=c.columns.size, batch=c.batch.size)
+            part = problem.block(c.batch.size, c.rows.size, c.columns.size, problem.k)
             self._run(part, call_of(c, call), stop, room, halvings - 1)
 
     def _stream(

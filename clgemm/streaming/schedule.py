@@ -251,10 +251,8 @@ class Schedule:
         """What each product computes, with blocks that lie in their slots without gaps."""
         g, found = self.problem, []
         for product in self.products:
-            batch = product.c.batch.size
-            found.append(g._replace(
-                m=product.c.rows.size, n=product.c.columns.size, k=product.a.columns.size,
-                batch=batch,
+            batch, rows, columns = (span.size for span in product.c[1:])
+            found.append(g.block(batch, rows, columns, product.a.columns.size)._replace(
                 stride_a=g.stride_a * (batch > 1), stride_b=g.stride_b * (batch > 1),
                 reads_c=g.reads_c or not product.is_first, offset_a=0, offset_b=0, offset_c=0,
             ).dense())  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.errors import TuningError
-from clgemm.kernels import LAST_RESORT
+from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.problem import PRECISIONS
 from clgemm.tuning import verification
 from clgemm.tuning.results import Effort, Result
@@ -46,6 +46,10 @@ class Parameters:
         """Held while parameters are looked up or searched."""
         self.refused: set[str] = set()
         """Families that the driver's compiler refused."""
+        self.searched: set[str] = set()
+        """Codes of precisions that this process has searched for."""
+        self.reserved = 0.0
+        """Seconds of a first call's budget that are not for the search."""
 
     def known(self, code: str) -> Tuned | None:
         """Return the parameters of a precision if they are known; finds out nothing."""
@@ -89,6 +93,17 @@ class Parameters:
         return find_or_default(lambda: self._config_for(problem), by_default)
 
     def _config_for(self, problem: Gemm) -> Config:
+        return self._claimed(problem) or self._chosen(problem)
+
+    def _claimed(self, problem: Gemm) -> Config | None:
+        """Return the default of the first family that claims a problem; searches nothing."""
+        traits, precision = self._device.traits, PRECISIONS[problem.precision]
+        for family in FAMILIES:
+            if family.name not in self.refused and family.claims(traits, problem):
+                return family.default(traits, precision)
+        return None
+
+    def _chosen(self, problem: Gemm) -> Config:
         tuned = self.known(problem.precision) or self.of(problem.precision)
         config = tuned.model.choose(problem, self.refused)
         while config in tuned.unverified:
@@ -151,7 +166,8 @@ class Parameters:
         """Search, or wait for a process that does and read its result; defaults if both fail."""
         traits = self._device.traits
         what = f"{precision.code}gemm on {traits.describe()}"
-        effort = Effort(settings.tune_mode(), settings.search_seconds())
+        budget = settings.search_seconds()
+        effort = Effort(settings.tune_mode(), max(budget / 2, budget - self.reserved))
 
         def waiting(seconds: float) -> None:
             words = "another process is tuning %s; waiting for its result, at most %g s"
@@ -178,6 +194,7 @@ class Parameters:
         traits = self._device.traits
         first = find_starting_points(store, traits, precision)
         result = Search(traits, precision, store, effort, first).run()
+        self.searched.add(precision.code)
         written = store.write(entry_name(precision), result.entry())
         if written:
             configs = (variant.config for variant in result.model.variants)

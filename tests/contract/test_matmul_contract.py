@@ -546,10 +546,10 @@ def calls(monkeypatch: Any) -> Any:
     seen = []
     compute = engine.compute
 
-    def record(call: Any) -> None:
+    def record(call: Any, by_host: Any = None) -> bool:
         _, a, b, _, c, _ = as_given(call)
         seen.append((a, b, c))
-        compute(call)
+        return compute(call, by_host)
 
     monkeypatch.setattr(engine, "compute", record)
     return seen
@@ -591,10 +591,11 @@ def test_out_is_written_in_place(calls: Any, shape: Any) -> None:
 def test_out_is_left_alone_when_the_device_fails(monkeypatch: Any) -> None:
     compute, failing = engine.compute, itertools.cycle([False, True])
 
-    def fail(call: Any) -> None:
-        compute(call)
+    def fail(call: Any, by_host: Any = None) -> bool:
+        hosted = compute(call, by_host)
         if next(failing):
             raise RuntimeError("device lost")
+        return hosted
 
     monkeypatch.setattr(engine, "compute", fail)
     out = np.full((3, 2, 4, 6), 7, "f")

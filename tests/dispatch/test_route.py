@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from dataclasses import FrozenInstanceError, replace
 from types import SimpleNamespace
@@ -17,22 +18,30 @@ import clgemm
 from clgemm.api import explain, small
 from clgemm.cli import main
 from clgemm.dispatch import break_even, engine
+from clgemm.dispatch.break_even import BreakEvens
 from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.dispatch.times import BreakEven, Curve, counts
 from clgemm.host import blas as host_blas
-from clgemm.host import identity, scipy_blas
+from clgemm.host import identity, openblas, scipy_blas
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import registry
+from clgemm.runtime import processor, registry
 from clgemm.tuning.measure import timing
+from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 
 SHAPES = break_even.SHAPES
-HOST_RATES, DEVICE_RATES = (1e-6, 2e-11, 1e-10, 3e-10), (2e-5, 1e-11, 1e-10, 3e-10)
+HOST_RATES = (1e-7, 9e-7, 2e-11, 1e-10, 3e-10)
+DEVICE_RATES = (2e-5, 1e-9, 1e-11, 1e-10, 3e-10)
 
 
 def curve(rates, shapes=SHAPES):
     """Make a curve of times that follow from rates exactly."""
-    return Curve.fitted({s: sum(map(float.__mul__, rates, map(float, counts(*s)))) for s in shapes})
+    return Curve.fitted({shape: exactly(rates, shape) for shape in shapes})
+
+
+def exactly(rates, shape):
+    """Give the seconds that follow from rates."""
+    return sum(rate * count for rate, count in zip(rates, counts(shape), strict=True))
 
 
 def ideal():
@@ -75,23 +84,23 @@ def test_the_faster_one_is_taken(traits, share):
         host, device = decision.host_seconds, decision.device_seconds
         limit = share if traits is GPU or host < SHORT else TIE
         assert decision.where == ("device" if device <= limit * host else "host")
-        exact = [sum(map(float.__mul__, r, map(float, counts(n, n, n)))) for r in
-                 (HOST_RATES, DEVICE_RATES)]  # fmt: skip
+        exact = [exactly(rates, Shape(n, n, n)) for rates in (HOST_RATES, DEVICE_RATES)]
         np.testing.assert_allclose((host, device), exact, rtol=1e-6)
     assert where(traits, square(80), "auto", found) == "host"
     assert where(traits, square(300), "auto", found) == "device"
 
 
-@pytest.mark.parametrize("gain", [0.99, 1.02])
-def test_where_both_are_as_fast_a_cpu_device_takes_what_is_long(gain):
-    shapes = [(n, n, n) for n in (64, 128, 256, 512, 1024)]
-    host = {shape: 1e-5 + shape[0] ** 3 / 1e11 for shape in shapes}
+@pytest.mark.parametrize(("gain", "long"), [(0.9, "device"), (0.99, "host"), (1.02, "host")])
+def test_a_cpu_device_takes_what_it_is_predicted_to_gain_from(gain, long):
+    """And of what is short only what it gains much from: predictions err."""
+    shapes = [Shape(n, n, n) for n in (64, 128, 256, 512, 1024)]
+    host = {shape: 1e-5 + shape.m**3 / 1e11 for shape in shapes}
     found = BreakEven(
         Curve.fitted(host), Curve.fitted({shape: gain * t for shape, t in host.items()})
     )
     assert where(CPU, square(200), "auto", found) == "host"
-    assert where(CPU, square(1000), "auto", found) == "device"
-    assert where(CPU, square(3000), "auto", found) == "device"
+    assert where(CPU, square(1000), "auto", found) == long
+    assert where(CPU, square(3000), "auto", found) == long
 
 
 def test_a_stack_is_launched_once():
@@ -109,17 +118,19 @@ def test_gaps_cost_the_host_a_copy():
     assert found.device_seconds(gaps) == found.device_seconds(g)
 
 
-def test_predictions_are_exact_where_measured_and_near_between():
+def test_predictions_are_near_where_measured_and_between():
     """Threads that start at some size make a step that no sum of counts follows."""
 
-    def seconds(m, n, k):
-        return 1e-6 + 2e-11 * m * n * k + (4e-5 if m * n * k > 110**3 else 0)
+    def seconds(shape):
+        size = math.prod(shape[:4])
+        return 1e-6 + 2e-11 * size + (4e-5 if size > 110**3 else 0)
 
-    found = Curve.fitted({s: seconds(*s) for s in SHAPES})
-    for shape in SHAPES:
-        assert found.one(*shape) == pytest.approx(seconds(*shape), rel=0.15)
+    found = Curve.fitted({shape: seconds(shape) for shape in SHAPES})
+    errors = [abs(math.log(found.one(shape) / seconds(shape))) for shape in SHAPES]
+    assert np.median(errors) < 0.1
     for n in (150, 230, 320, 700, 2000, 8000):
-        assert found.one(n, n, n) == pytest.approx(seconds(n, n, n), rel=0.25)
+        shape = Shape(n, n, n)
+        assert found.one(shape) == pytest.approx(seconds(shape), rel=0.25)
 
 
 def test_rates_are_never_negative_and_few_times_suffice(rng):
@@ -127,14 +138,17 @@ def test_rates_are_never_negative_and_few_times_suffice(rng):
         noisy = {s: 1e-5 * rng.uniform(0.2, 5) for s in SHAPES[:count]}
         found = Curve.fitted(noisy)
         assert min(found.rates) >= 0
-        assert 0 < found.one(3000, 3000, 3000) < np.inf
+        assert 0 < found.one(Shape(3000, 3000, 3000)) < np.inf
 
 
 def test_curves_survive_json():
     found = curve(HOST_RATES)
     again = Curve.from_json(json.loads(json.dumps(found.as_json())))
     assert again == found
-    for bad in ([], [[1, 2, 3]], [[1, 2, 3, -1.0]], [[0, 2, 3, 1.0]], None, [[1, 1, 1, "x"]]):
+    row = [3, 2, 3, 1, 0, 1]
+    assert Curve.from_json([[*row, 1.0]]).seconds == {Shape(3, 2, 3, 1, False, True): 1.0}
+    bad_rows = [row], [[*row, -1.0]], [[0, *row[1:], 1.0]], [[*row, "x"]], [[1, 2, 3, 1.0]]
+    for bad in ([], None, *bad_rows):
         with pytest.raises((TypeError, ValueError)):
             Curve.from_json(bad)
 
@@ -180,9 +194,10 @@ def measurements(monkeypatch):
 
 
 def again(fresh):
-    """Forget what is in memory, as another process would not know it."""
-    fresh.break_evens.forget()
-    fresh.forget()
+    """Forget what is in memory but the parameters, as another process would not know it."""
+    parameters = fresh.parameters
+    fresh.__init__(fresh.device)
+    fresh.parameters, fresh.break_evens = parameters, BreakEvens(fresh.device, parameters)
 
 
 def decide(n=200, code="s"):
@@ -314,8 +329,8 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
 
 
 def test_small_forgets_when_parameters_change(fresh):
-    fresh.on_host.add(("f", 100, 100, 100))
     x = np.ones((100, 100), np.float32)
+    small.remember(x, x)
     assert small.matmul(x, x) is not None
     fresh.forget()
     assert small.matmul(x, x) is None
@@ -362,7 +377,7 @@ def test_explain_tells_what_happens(fresh, monkeypatch):
     assert (found.bytes_up, found.bytes_down) == ((0, 0) if shared else (720000, 360000))
     with pytest.raises(FrozenInstanceError):
         found.route = "host"
-    host = clgemm.explain(x[:70, :70], x[:70, :70], trans_b=1)
+    host = clgemm.explain(x[:70, :70], x[1:71, :70], trans_b=1)
     assert (host.route, host.config) == ("host", "")
     assert "host's BLAS is faster" in str(host)
     assert clgemm.explain(x[:2], x[:, :2]).host_seconds is None
@@ -395,12 +410,16 @@ def test_explain_looks_at_every_kind_of_operand(device):
 @pytest.mark.parametrize("wish", ["auto", "device", "host"])
 def test_each_call_says_what_it_does(device, wish, caplog, monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", wish)
+    # Of what matmul hands to NumPy at once there is no line: asking for the level takes too long.
     a, tiny = np.ones((190, 190), np.float32), np.ones((3, 3), np.float32)
     with registry.using(device), caplog.at_level(logging.DEBUG, logger="clgemm"):
         for x in (a, tiny):
             for call in (lambda x=x: clgemm.sgemm(1.0, x, x), lambda x=x: clgemm.matmul(x, x)):
                 caplog.clear()
-                call()
+                product = call()
+                if wish == "auto" and x is tiny and product.flags.c_contiguous:
+                    assert not caplog.records
+                    continue
                 lines = [r.getMessage() for r in caplog.records if "sgemm" in r.getMessage()]
                 assert len(lines) == 1
                 on = "host" if wish == "host" or (wish == "auto" and x is tiny) else "device"
@@ -412,11 +431,11 @@ def test_each_call_says_what_it_does(device, wish, caplog, monkeypatch):
 def test_the_host_s_blas_is_named():
     found = identity.identity()
     assert all(isinstance(value, str | int) for value in found.values())
-    assert identity.usable_cores() >= 1
-    running = identity.openblas()
+    assert processor.usable_cores() >= 1
+    running = openblas.of_numpy()
     if running is None:
-        pytest.skip("SciPy's BLAS is no OpenBLAS, or its library cannot be asked")
-    assert identity.library() == {"kernels": running.core, "threads": running.threads}
+        pytest.skip("NumPy's BLAS is no OpenBLAS, or its library cannot be asked")
+    assert identity.library() == {"kernels": running.core, "threads": running.threads()}
     program = """
 from clgemm.host import identity
 print(identity.library()["threads"], *identity.identity().values())
@@ -477,8 +496,8 @@ def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
     """A thread that has to wait for its turn takes 10 ms for a product of 1 us."""
     calls = []
 
-    def on_device(_a, _b, c):
-        calls.append(c.shape)
+    def on_device(call):
+        calls.append(call)
         if len(calls) < 4:
             time.sleep(0.03)
 
@@ -489,29 +508,29 @@ def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
 
 
 def test_a_slow_device_is_not_measured_for_long():
-    calls = []
+    def on_device(call):
+        time.sleep(1e-8 * call.a.size * call.c.shape[-1])
 
-    def on_device(a, _b, c):
-        calls.append(c.shape)
-        time.sleep(1e-8 * c.size * a.shape[1])
-
+    start = time.perf_counter()
     found = break_even.measured(PRECISIONS["s"], on_device)
-    assert (1024, 1024, 1024) not in found.device.seconds
-    assert (128, 128, 128) in found.device.seconds
+    assert time.perf_counter() - start < 3 * break_even.MOST_SECONDS
+    assert SHAPES[0] in found.device.seconds
+    assert Shape(1024, 1024, 1024) not in found.device.seconds
 
 
 def test_noise_in_the_first_pass_is_measured_again(monkeypatch):
     """However long it made a small product: larger ones were faster."""
-    calls = []
+    calls, spoilt = [], SHAPES[3]
 
-    def on_device(_a, _b, c):
-        calls.append(c.shape)
-        if c.shape == (96, 96) and calls.count((96, 96)) <= break_even.LEAST:
+    def on_device(call):
+        shapes = call.a.shape, call.b.shape
+        calls.append(shapes)
+        if shapes == (spoilt[::2], spoilt[2:0:-1]) and calls.count(shapes) <= break_even.LEAST:
             time.sleep(0.004)
 
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:6])
     found = break_even.measured(PRECISIONS["s"], on_device)
-    assert found.device.seconds[96, 96, 96] < 0.003
+    assert found.device.seconds[spoilt] < 0.003
 
 
 def test_noise_does_not_make_the_measurement_long(monkeypatch):
@@ -525,7 +544,7 @@ def test_noise_does_not_make_the_measurement_long(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(break_even, "time", clock)
     monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
-    monkeypatch.setattr(break_even.scipy_blas, "gemm", lambda _code: slow)
+    monkeypatch.setattr(break_even.host_blas, "multiply", slow)
     found = break_even.measured(PRECISIONS["s"], slow)
     assert sum(calls[1:]) < break_even.MOST_SECONDS + 2 * break_even.LEAST * 0.03
     for side in found:

@@ -17,11 +17,12 @@ from clgemm.api import small
 from clgemm.dispatch import break_even, engine
 from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.errors import GemmArgumentError
-from clgemm.host import identity, scipy_blas
+from clgemm.host import scipy_blas
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
 from clgemm.tuning import verification
 from clgemm.tuning.measure import timing
+from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 
 S = PRECISIONS["s"]
@@ -62,12 +63,11 @@ def fresh(device, monkeypatch, tmp_path):
 @pytest.mark.parametrize("route", ["auto", "device"])
 def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     """Nor what only a search needs, if parameters and break-evens are known."""
-    sides = (Curve.fitted({(64, 64, 64): x, (300, 300, 300): 100 * x}) for x in (1e-3, 1e-5))
+    small, large = Shape(64, 64, 64), Shape(300, 300, 300)
+    sides = (Curve.fitted({small: x, large: 100 * x}) for x in (1e-3, 1e-5))
     times = BreakEven(*sides)
     monkeypatch.setattr(break_even, "measured", lambda *_: times)
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
-    cores = {"kernels": "?", "threads": identity.usable_cores()}
-    monkeypatch.setattr(identity, "library", lambda: cores)
     configs = fresh.parameters.of("s").configs
     store = lookup.store_for(fresh.device.traits)
     assert store.write(lookup.entry_name(S), entry_with(*configs))
@@ -76,18 +76,6 @@ def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     name = fresh.device.traits.platform.split()[0]
     run = run_python(CALL, CLGEMM_ROUTE=route, CLGEMM_DEVICE=name)
     assert (run.stderr, run.returncode) == ("", 0)
-
-
-def test_a_library_that_is_not_loaded_is_as_its_variables_make_it(monkeypatch):
-    cores = identity.usable_cores()
-    monkeypatch.setattr(identity, "library", lambda: {"kernels": "K", "threads": cores})
-    assert identity.is_as_noted({"kernels": "K", "threads": cores})
-    assert not identity.is_as_noted({"kernels": "L", "threads": cores}), "loaded, it is asked"
-    monkeypatch.setattr(scipy_blas, "is_loaded", lambda: False)
-    assert identity.is_as_noted({"kernels": "L", "threads": cores})
-    assert not identity.is_as_noted({"kernels": "K", "threads": cores + 1})
-    for damage in (None, [], {}, {"threads": None}):
-        assert not identity.is_as_noted(damage)
 
 
 @pytest.mark.process
@@ -160,7 +148,7 @@ def test_threads_that_need_it_at_once_get_one_module():
     program = """
 import sys, threading
 from clgemm.host import scipy_blas
-assert not scipy_blas.is_loaded()
+assert "scipy.linalg.blas" not in sys.modules
 start, found = threading.Barrier(8), []
 def ask():
     start.wait()
@@ -169,7 +157,7 @@ threads = [threading.Thread(target=ask) for _ in range(8)]
 [t.start() for t in threads]
 [t.join() for t in threads]
 import scipy.linalg.blas
-assert scipy_blas.is_loaded() and len(found) == 8
+assert len(found) == 8
 assert all(f is scipy.linalg.blas.dgemm for f in found)
 """
     run = run_python(program)

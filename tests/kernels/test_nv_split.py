@@ -23,6 +23,7 @@ from clgemm.kernels.nv_split.layout import (
     Tile,
     best_tile,
     core,
+    count_tiles,
     edges,
     lay_out,
     reals,
@@ -32,7 +33,7 @@ from clgemm.kernels.nv_split.layout import (
     top_limit,
 )
 from clgemm.kernels.nv_split.parts import parts_of
-from clgemm.problem import PRECISIONS, Gemm, describe
+from clgemm.problem import GENERAL, PRECISIONS, SYMMETRIC, Gemm, describe
 from clgemm.runtime import host_memory, opencl
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
@@ -495,6 +496,61 @@ def test_fp16_parts_keep_the_tolerance(rng):
 def test_bf16_parts_keep_everything(rng):
     x = np.exp2(rng.uniform(-108, 50, 200000)).astype(np.float32)
     assert np.array_equal(sum(p.astype(float) for p in bf16_parts(x)), x.astype(float))
+
+
+SEGMENTS = """
+// Of each worker: entry, x, y, first and last slice of at most `most` segments.
+__kernel void segments(const Gemm g, const Split s, __global const uchar *scratch,
+                       __global int *out, int most)
+{
+    Walk walk = start_walk(&g, &s, get_global_id(0));
+    out += get_global_id(0) * most * 5;
+    for (int i = 0; i < most; i++, out += 5) {
+        const Segment t = next_segment(&g, &s, &walk, scratch);
+        if (t.mode == MODE_END)
+            return;
+        out[0] = t.entry;
+        out[1] = t.x;
+        out[2] = t.y;
+        out[3] = t.first;
+        out[4] = t.last;
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("tile", list(TIMES), ids=str)
+@pytest.mark.parametrize("code", "sc")
+def test_workers_walk_each_slice_once(device, code, tile):
+    """All tiles of a general product; of a Gram product those that reach C's diagonal."""
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    workers, most, rows = 5, 1000, tile.by // PRECISIONS[code].parts
+    for n, group, batch, triangle in pairwise(
+        (257, 640, 1025, 2049, 2176), (4, 8), (1, 3), (GENERAL, SYMMETRIC)
+    ):
+        problem = square(n, code, k=300, batch=batch, triangle=triangle)
+        split = lay_out(problem, tile, workers).split._replace(records_x=0, records_y=0)
+        shape = {"MI": tile.mi, "BY": tile.by, "GROUP": group, "TRIANGLE": int(triangle)}
+        spec = FAMILY.plan(HOPPER, problem, config_of(tile)).steps[0].kernel
+        defines = tuple((dict(spec.defines) | shape).items())
+        files = ("nv_split/split.cl", "nv_split/walk.cl")
+        text = source.text(spec._replace(files=files, defines=defines)) + SEGMENTS
+        kernel = cl.Kernel(opencl.build(device.context, text), "segments")
+        out = np.full((workers, most, 5), -1, np.int32)
+        got = cl.Buffer(device.context, flags, hostbuf=out)
+        scratch = cl.Buffer(device.context, flags, hostbuf=np.zeros(1 << 16, np.int64))
+        args = gemm_args(core(problem, tile))
+        kernel.set_args(args[0], split.pack(), scratch, got, np.int32(most))
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (workers,), (1,))
+        cl.enqueue_copy(device.queue, out, got)
+        met = np.zeros((batch, split.strips_x, split.strips_y, split.slices), int)
+        assert np.all(out[:, -1] == -1), "more segments than there is room for"
+        for entry, x, y, first, last in out[out[..., 0] >= 0]:
+            met[entry, x, y, first:last] += 1
+        x, y = np.arange(split.strips_x)[:, None], np.arange(split.strips_y)
+        wanted = ((y + 1) * rows > x * tile.bx) | (triangle == GENERAL)
+        assert np.all(met == wanted[None, :, :, None])
+        assert np.sum(met[..., 0]) == count_tiles(problem, tile)[0]
 
 
 def kernels(problem):

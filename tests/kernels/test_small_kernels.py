@@ -47,6 +47,21 @@ def test_edges_of_every_loop(device, family, code, ops, rng):
         assert np.all(memory[m:] == 0.5)
 
 
+@pytest.mark.parametrize("code", "sz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_a_gram_product(device, family, code, rng):
+    precision = PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = tiny(family, device.traits, precision)
+    a = operand(rng, precision, 75, 13, "N", 1)  # squares of `mirror` on both sides of an edge
+    b = Operand(a.data.T, conj=precision.is_complex)
+    c = np.full((75, 75), 0.5, precision.dtype, order="F")
+    want, size = reference.gemm(1.0, a.data, value(b), 0.0, c)
+    run_once(device, config, a, b, c)
+    reference.assert_within_bound(c, want, size, 13, precision.eps)
+    np.testing.assert_array_equal(c, c.T.conj())
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_a_stack(device, family, rng):
     precision = PRECISIONS["s"]

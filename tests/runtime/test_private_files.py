@@ -20,6 +20,7 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime import private_files
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.tuning import verification
+from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import locks, store
 from clgemm.tuning.store.files import read_cached
 from clgemm.tuning.store.store import Store
@@ -103,7 +104,7 @@ def use(folder):
 
 
 def measured():
-    line = Curve.fitted({(8, 8, 8): 1e-6, (64, 64, 64): 1e-5, (512, 512, 512): 1e-3})
+    line = Curve.fitted({Shape(8, 8, 8): 1e-6, Shape(64, 64, 64): 1e-5, Shape(512, 512, 512): 1e-3})
     return break_even._Measured(BreakEven(line, line), 1)
 
 

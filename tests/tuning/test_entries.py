@@ -62,10 +62,10 @@ def test_a_model_of_bounded_values_always_chooses(code, traits):
 @pytest.mark.filterwarnings("error")
 def test_break_evens_of_bounded_values_always_predict():
     for _ in range(50):
-        rows = [[*(size(1 << 16) for _ in "mnk"), seconds()] for _ in range(12)]
+        rows = [[*(size(1 << 16) for _ in "mnkb"), i % 2, i // 2 % 2, seconds()] for i in range(12)]
         data = {"stamp": "a", "tries": 1, "host": rows, "device": rows[::-1],
                 "library": {"kernels": "K", "threads": 1}}  # fmt: skip
         known = entries.keep(data, entries.BREAK_EVEN)
         for shape in SHAPES:
             for side in ("host", "device"):
-                assert math.isfinite(Curve.from_json(known[side]).one(*shape[:3]))
+                assert math.isfinite(Curve.from_json(known[side]).one(shape))

@@ -477,7 +477,7 @@ def test_a_name_in_a_state_leads_nowhere_else(name, tmp_path):
 
 TIMES = {
     "stamp": "0123", "library": {"kernels": "K", "threads": 2}, "tries": 1,
-    "host": [[8, 8, 8, 1e-6]], "device": [[8, 8, 8, 1e-5]],
+    "host": [[8, 8, 8, 1, 0, 1, 1e-6]], "device": [[8, 8, 8, 1, 0, 1, 1e-5]],
 }  # fmt: skip
 
 
@@ -500,18 +500,19 @@ def test_what_is_noted_is_found_again_and_other_sources_forget_it(tmp_path, monk
 @pytest.mark.parametrize(
     "spoil",
     [
-        {"host": [[8, 8, 8, float("inf")]]},
-        {"host": [[float("inf"), 8, 8, 1.0]]},
-        {"host": [[1 << 40, 8, 8, 1.0]]},
-        {"host": [[8, 8, 8, -1.0]]},
-        {"host": [[8, 8, 1.0]]},
+        {"host": [[8, 8, 8, 1, 0, 0, float("inf")]]},
+        {"host": [[float("inf"), 8, 8, 1, 0, 0, 1.0]]},
+        {"host": [[1 << 40, 8, 8, 1, 0, 0, 1.0]]},
+        {"host": [[8, 8, 8, 1, 0, 0, -1.0]]},
+        {"host": [[8, 8, 8, 1.0]]},
+        {"host": [[8, 8, 8, 1, 0, 2, 1.0]]},
         {"host": []},
         {"device": deep()},
         {"tries": float("nan")},
         {"library": None},
         {"stamp": deep()},
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_break_evens_of_another_form_are_not_read(spoil, tmp_path):
     store = make(tmp_path)

@@ -619,6 +619,22 @@ def test_a_problem_that_a_family_does_not_take_goes_to_direct():
     assert parameters.config_for(problem._replace(m=2**31)).family == "direct"
 
 
+def test_a_claimed_problem_starts_no_search(monkeypatch):
+    no_search(monkeypatch)
+    parameters, a, x = new_parameters(GPU), np.empty((70, 90), "f4", "F"), np.empty((90, 1), "f4")
+    problem = describe(Operand(a), Operand(x), a[:, :1], reads_c=False)
+    assert parameters.config_for(problem) == BY_NAME["gemv"].default(GPU, S)
+    assert parameters.known("s") is None
+
+
+def test_what_a_refused_family_claims_goes_to_the_others(monkeypatch):
+    monkeypatch.setenv("CLGEMM_TUNE", "off")
+    parameters, a, x = new_parameters(GPU), np.empty((70, 90), "f4", "F"), np.empty((90, 1), "f4")
+    problem = describe(Operand(a), Operand(x), a[:, :1], reads_c=False)
+    parameters.refused.add("gemv")
+    assert parameters.config_for(problem).family == "gpu_tiled"
+
+
 # From here on with a device and real workers.
 
 

@@ -14,6 +14,10 @@ fastest on a quiet machine; `TURNS` cuts finer where cores are uneven or busy, a
 B counts less than A while the slice of it that a tile walks through stays in the cache, and more
 when it does not: 256 x 256 is cut along M, 2048 x 2048 along N (each measured 3 to 7 % faster).
 
+A Gram product is cut into square tiles, of which those on and below the diagonal are computed; how
+many fit a side is decided by what the busiest worker gets if it takes them in order, the ones on
+the diagonal, half the work, last.
+
 Where M and N are too small for the units, K is cut as well.  A part then writes a partial tile,
 and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
 where it is long.
@@ -23,6 +27,8 @@ B is read where it lies if it is real and not transposed; `packs_b` has the exce
 
 from __future__ import annotations
 
+import heapq
+import math
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from clgemm.kernels.costs import Costs
@@ -53,6 +59,8 @@ PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster 
 CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
+MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
+MANY_TILES = 16  # a worker: so many come out even
 PLANNED = frozenset({"KC", "BLOCK_KB", "TURNS"})  # parameters of the plan, not of the kernel
 NARROWEST = 256  # columns of a tile that is cut once more so that a busy core can take fewer
 VECTORS = 32  # SIMD registers the widest CPUs have; AVX2 and NEON compilers spill beyond 16
@@ -161,14 +169,15 @@ class CpuPacked(KernelFamily):
             self._cuts(traits, g, config), key=lambda cut: (_cost(traits, g, config, cut), cut)
         )
         cut_n = cut.n
-        if g.batch == 1 and cut.k == 1 and g.n >= cut_n * config["TURNS"] * NARROWEST:
+        whole = g.batch == 1 and cut.k == 1 and not g.triangle
+        if whole and g.n >= cut_n * config["TURNS"] * NARROWEST:
             cut_n *= config["TURNS"]
         mt, nt = _tile(g, config, cut.m, cut_n)
         kt = round_up(-(-g.k // cut.k), config["KU"])
         kc = round_up(-(-kt // -(-kt // config["KC"])), config["KU"])
         mc = max(mr, (config["BLOCK_KB"] << 10) // (kc * itemsize) // mr * mr)
         mc = round_up(-(-mt // -(-mt // mc)), mr)  # equal blocks instead of a small last one
-        tiles = -(-g.m // mt) * -(-g.n // nt) * g.batch
+        tiles = _tiles(g, -(-g.m // mt), -(-g.n // nt))
         return Tiles(mt, nt, kt, mc, kc, tiles, -(-g.k // kt))
 
     def _cuts(self, traits: DeviceTraits, g: Gemm, config: Config) -> Iterator[_Cut]:
@@ -177,14 +186,29 @@ class CpuPacked(KernelFamily):
         m_panels, n_panels = -(-g.m // config["MR"]), -(-g.n // config["NR"])
         panel = min(g.k, kc) * precision_of(g).itemsize * config["NR"]
         widest = max(1, PANELS_BYTES // panel) if self.packs_b(g, config) else n_panels
+        if g.triangle:
+            fewest = min(m_panels, -(-n_panels // widest))
+            most = min(m_panels, fewest + MOST_SQUARES + math.isqrt(2 * units))
+            for cut in range(fewest, most + 1):
+                yield _Cut(cut, cut, 1)
+                yield from self._cut_along_k(traits, g, config, cut, cut)
+            return
         for cut_m in range(1, min(units, m_panels) + 1):
             for wish in {1, -(-units // cut_m), -(-2 * units // cut_m)}:
                 cut_n = min(n_panels, max(-(-n_panels // widest), wish))
                 yield _Cut(cut_m, cut_n, 1)
-                cut_k = min(units // (cut_m * cut_n), g.k // kc)
-                fits = g.m * g.n * precision_of(g).itemsize <= PARTIAL_BYTES * cut_m * cut_n
-                if g.batch == 1 and cut_k > 1 and cut_m * cut_n < CELL_STEP - CANCEL and fits:
-                    yield _Cut(cut_m, cut_n, cut_k)
+                yield from self._cut_along_k(traits, g, config, cut_m, cut_n)
+
+    @staticmethod
+    def _cut_along_k(
+        traits: DeviceTraits, g: Gemm, config: Config, cut_m: int, cut_n: int
+    ) -> Iterator[_Cut]:
+        """Yield the way to cut K as well, if tiles are too few."""
+        tiles = _tiles(g, cut_m, cut_n)
+        cut_k = min(traits.compute_units // tiles, g.k // config["KC"])
+        fits = g.m * g.n * precision_of(g).itemsize <= PARTIAL_BYTES * cut_m * cut_n
+        if g.batch == 1 and cut_k > 1 and tiles < CELL_STEP - CANCEL and fits:
+            yield _Cut(cut_m, cut_n, cut_k)
 
     @staticmethod
     def packs_b(g: Gemm, config: Config) -> bool:
@@ -206,11 +230,12 @@ class CpuPacked(KernelFamily):
         columns = round_up(g.n, half)
         panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
         packed = g.m + (g.n if self.packs_b(g, config) else 0)
+        share = min(1.0, (g.n + p["MR"]) / (2 * g.n)) if g.triangle else 1.0
         return Costs(
             1,
             g.k,
-            rows * columns * g.k * g.batch / units,
-            -(-panels // units) * p["MR"] * p["NR"] * g.k,
+            share * rows * columns * g.k * g.batch / units,
+            -(-panels * share // units) * p["MR"] * p["NR"] * g.k,
             packed * g.k * g.batch,
             g.m * g.n * g.batch * -(-g.k // p["KC"]),
         )
@@ -243,18 +268,48 @@ class CpuPacked(KernelFamily):
 
 
 def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:
-    """Return rows and columns of a tile, such that the last micro-tiles are narrow, not empty."""
+    """Return rows and columns of a tile, such that the last micro-tiles are narrow, not empty.
+
+    Tiles of a triangle are square.
+    """
+    if g.triangle:
+        side = round_up(-(-g.m // cut_m), config["VW"])
+        return side, side
     return (
         round_up(-(-g.m // cut_m), config["VW"]),
         round_up(-(-g.n // cut_n), max(1, config["NR"] // 2)),
     )
 
 
+def _tiles(g: Gemm, rows: int, columns: int) -> int:
+    """Count the tiles that are computed."""
+    return (rows * (rows + 1) // 2 if g.triangle else rows * columns) * g.batch
+
+
 def _cost(traits: DeviceTraits, g: Gemm, config: Config, cut: _Cut) -> float:
     """Estimate the time of the worst-loaded worker, in multiplications."""
     itemsize, (mt, nt) = precision_of(g).itemsize, _tile(g, config, cut.m, cut.n)
-    turns = -(-cut.m * cut.n * cut.k * g.batch // traits.compute_units)
+    units = traits.compute_units
     near = min(g.k, config["KC"]) * nt * itemsize <= SLICE_BYTES
-    price = mt * nt + PACK_COST * (mt + nt * (NEAR if near else FAR))
+    packing = PACK_COST * (mt + nt * (NEAR if near else FAR))
     adding = ADD_COST * mt * nt * cut.k if cut.k > 1 else 0
-    return turns * price * (g.k / cut.k) + adding
+    if g.triangle:
+        below, on_diagonal = cut.m * (cut.m - 1) // 2, cut.m
+        prices = mt * nt + packing, mt * (nt + config["MR"]) / 2 + packing
+        counts = below * cut.k * g.batch, on_diagonal * cut.k * g.batch
+        busiest = _busiest(units, counts, prices)
+    else:
+        turns = -(-cut.m * cut.n * cut.k * g.batch // units)
+        busiest = turns * (mt * nt + packing)
+    return busiest * (g.k / cut.k) + adding
+
+
+def _busiest(units: int, counts: tuple[int, int], prices: tuple[float, float]) -> float:
+    """Return what the worst-loaded worker does if tiles of two prices are taken in order."""
+    if sum(counts) > MANY_TILES * units:
+        return (counts[0] * prices[0] + counts[1] * prices[1]) / units + prices[1]
+    loads = [0.0] * units
+    for count, price in zip(counts, prices, strict=True):
+        for _ in range(count):
+            heapq.heapreplace(loads, loads[0] + price)
+    return max(loads)

@@ -9,6 +9,9 @@
 //          for j over the tile's columns by NR               pack a panel of B       (once a slice)
 //            for i over the block's rows by MR               micro-kernel: MR x NR of C in registers
 //
+// A Gram product has only the tiles on and below C's diagonal; each block of one is mirrored when it
+// is done.  Of tiles on the diagonal, micro-tiles that lie above it are left out.
+//
 // Where C has too few tiles for the cores, K is cut into parts: each goes into a partial tile of its
 // own, and whoever finishes the last part of a tile adds all of them, in the order of the parts, so
 // that results repeat bit by bit.
@@ -28,13 +31,60 @@
 #define TAKE(counter) atomic_inc(counter)
 #endif
 
+// Where a tile lies in a C of which one triangle is computed.
+#define ANYWHERE 0     // in a C that is computed as a whole
+#define BELOW 1        // the diagonal
+#define ON_DIAGONAL 2  // its own diagonal is C's; only micro-tiles that reach it or lie below it count
+
+#define LINE (16 / CE)  // rows and columns of the squares in which C is mirrored
+
+// Writes a block of C (rows x columns) to its mirrored place, transposed, and conjugated if C is
+// Hermitian.  The block begins `below` rows below the diagonal: of one that reaches it, what lies
+// above is left alone.
+INLINE void mirror(int triangle, int rows, int columns, int below, __global ELEM *c,
+                   __global ELEM *mirrored, long ldc)
+{
+    const int conj = triangle == HERMITIAN;
+    for (int i = 0; i < rows; i += LINE) {
+        const int high = min(LINE, rows - i), left = min(columns, below + i);
+        int j = 0;
+        if (high == LINE)
+            for (; j + LINE <= left; j += LINE) {
+#if IS_COMPLEX
+                UNROLL
+                for (int u = 0; u < LINE; u++)
+                    UNROLL
+                    for (int v = 0; v < LINE; v++)
+                        mirrored[j + v + (i + u) * ldc] =
+                            elem_conj(c[i + u + (j + v) * ldc], conj);
+#else
+                UNROLL
+                for (int u = 0; u < LINE; u += 4)
+                    UNROLL
+                    for (int v = 0; v < LINE; v += 4)
+                        turn(c + i + u + (j + v) * ldc, ldc, mirrored + j + v + (i + u) * ldc, ldc);
+#endif
+            }
+        for (int u = i; u < i + high; u++) {
+            const int diagonal = below + u;
+            for (int v = j; v < min(columns, diagonal); v++)
+                mirrored[v + u * ldc] = elem_conj(c[u + v * ldc], conj);
+            if (diagonal < columns)
+                c[u + diagonal * ldc] = elem_on_diagonal(c[u + diagonal * ldc], triangle);
+        }
+    }
+}
+
 // C (rows x columns) := alpha * op(A) * op(B) + beta * C over a depth of k.
 //   ap, bp     scratch for a block of A and for panels of B
+//   place      ANYWHERE, BELOW or ON_DIAGONAL
+//   mirrored   where the transpose of C goes in the end, or null
 //   cancelled  not 0 once nobody wants the result any more
 INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                         __global const ELEM *a, __global const ELEM *b, ELEM beta,
                         __global ELEM *c, long ldc, __global REAL *ap, __global REAL *bp, int mc,
-                        int kc_max, volatile __global uint *cancelled)
+                        int kc_max, int place, __global ELEM *mirrored,
+                        volatile __global uint *cancelled)
 {
     const long lda = g.lda, ldb = g.ldb;
     for (int pc = 0; pc < k; pc += kc_max) {
@@ -61,27 +111,70 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                 const int depth = kc;
                 const long step_b = 1, column_b = ldb;
 #endif
-                for (int i = 0; i < mb; i += MR)
+                const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
+                for (int i = above; i < mb; i += MR)
                     micro_kernel(depth, ap + (long)i * kp * CE, bj, step_b, column_b,
                                  c + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha, beta,
                                  beta_is);
             }
+            if (mirrored && pc + kc == k)  // while the block is in the cache
+                mirror(g.triangle, mb, columns, place == ON_DIAGONAL ? ic : columns, c + ic,
+                       mirrored + ic * ldc, ldc);
         }
     }
 }
 
 // C (rows x columns) := alpha * (sum of the partial tiles, size elements apart) + beta * C.
-INLINE void add_parts(int rows, int columns, int parts, __global const ELEM *partial, long ld,
-                      long size, ELEM alpha, ELEM beta, __global ELEM *c, long ldc)
+// If it is mirrored, its transpose as well; of a tile on the diagonal there is only what lies below.
+INLINE void add_parts(int triangle, int rows, int columns, int parts,
+                      __global const ELEM *partial, long ld, long size, ELEM alpha, ELEM beta,
+                      __global ELEM *c, long ldc, int place, __global ELEM *mirrored)
 {
     const int beta_is = beta_class(beta);
     for (int j = 0; j < columns; j++)
-        for (int i = 0; i < rows; i++) {
+        for (int i = place == ON_DIAGONAL ? j : 0; i < rows; i++) {
             ELEM sum = partial[i + j * ld];
             for (int s = 1; s < parts; s++)
                 sum += partial[i + j * ld + s * size];
-            elem_store(c + i + j * ldc, elem_mul(alpha, sum), beta, beta_is);
+            sum = elem_mul(alpha, sum);
+            if (place == ON_DIAGONAL && i == j)
+                sum = elem_on_diagonal(sum, triangle);
+            else if (place != ANYWHERE)
+                mirrored[j + i * ldc] = elem_conj(sum, triangle == HERMITIAN);
+            elem_store(c + i + j * ldc, sum, beta, beta_is);
         }
+}
+
+// Where a tile lies: its entry of the stack, its row and column among the tiles.
+typedef struct {
+    long entry, row, column;
+} Tile;
+
+// The tiles of whole Cs, one after another.
+INLINE Tile tile_anywhere(long tile, long rows, long columns)
+{
+    const Tile found = {tile / (rows * columns), tile % rows, tile / rows % columns};
+    return found;
+}
+
+// Tiles below the diagonals come first, then those on them, which are half the work: with them the
+// workers come out even.
+INLINE Tile tile_of_triangle(long tile, long rows, long batch)
+{
+    const long below = rows * (rows - 1) / 2;
+    Tile found = {0, 0, 0};
+    if (tile >= below * batch) {
+        tile -= below * batch;
+        found.entry = tile / rows;
+        found.row = found.column = tile % rows;
+        return found;
+    }
+    found.entry = tile / below;
+    found.row = 1;
+    for (tile %= below; tile >= found.row; found.row++)
+        tile -= found.row;
+    found.column = tile;
+    return found;
 }
 
 // C := alpha * op(A) * op(B) + beta * C
@@ -97,32 +190,39 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
                 int mc, int kc_max)
 {
     const long tiles_m = (g.m + mt - 1) / mt, tiles_n = (g.n + nt - 1) / nt;
-    const long parts = (g.k + kt - 1) / kt, count = tiles_m * tiles_n * parts * g.batch;
+    const long tiles = g.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
+    const long parts = (g.k + kt - 1) / kt, count = tiles * parts * g.batch;
     const long size = (long)mt * nt;
     __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
     __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
     __global ELEM *partials = (__global ELEM *)(scratch + get_num_groups(0) * scratch_stride);
 
     for (long t; (t = TAKE(counters + cell)) < count;) {
-        const long part = t % parts, tile = t / parts, entry = tile / (tiles_m * tiles_n);
-        const long i0 = tile % tiles_m * mt, j0 = tile / tiles_m % tiles_n * nt, k0 = part * kt;
+        const long part = t % parts, tile = t / parts;
+        const Tile at = g.triangle ? tile_of_triangle(tile, tiles_m, g.batch)
+                                   : tile_anywhere(tile, tiles_m, tiles_n);
+        const int place = !g.triangle ? ANYWHERE : at.row == at.column ? ON_DIAGONAL : BELOW;
+        const long i0 = at.row * mt, j0 = at.column * nt, k0 = part * kt;
         const int rows = min((long)mt, g.m - i0), columns = min((long)nt, g.n - j0);
-        __global const ELEM *at = a + g.offset_a + entry * g.stride_a +
+        __global const ELEM *a0 = a + g.offset_a + at.entry * g.stride_a +
                                   (g.trans_a ? k0 + i0 * g.lda : i0 + k0 * g.lda);
-        __global const ELEM *bt = b + g.offset_b + entry * g.stride_b +
+        __global const ELEM *b0 = b + g.offset_b + at.entry * g.stride_b +
                                   (g.trans_b ? j0 + k0 * g.ldb : k0 + j0 * g.ldb);
-        __global ELEM *ct = c + g.offset_c + entry * g.stride_c + i0 + j0 * g.ldc;
+        __global ELEM *c0 = c + g.offset_c + at.entry * g.stride_c;
+        __global ELEM *ct = c0 + i0 + j0 * g.ldc, *mirrored = c0 + j0 + i0 * g.ldc;
         __global ELEM *partial = partials + tile * parts * size;
         const int whole = parts == 1;
-        update_tile(g, rows, columns, min((long)kt, g.k - k0), whole ? alpha : (ELEM)(ONE), at, bt,
+        update_tile(g, rows, columns, min((long)kt, g.k - k0), whole ? alpha : (ELEM)(ONE), a0, b0,
                     whole ? beta : (ELEM)(0), whole ? ct : partial + part * size,
-                    whole ? g.ldc : mt, ap, bp, mc, kc_max, counters + cell + 1);
+                    whole ? g.ldc : mt, ap, bp, mc, kc_max, place,
+                    whole && place != ANYWHERE ? mirrored : 0, counters + cell + 1);
         if (whole)
             continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);  // what was added here is seen by who counts to the end
         if (TAKE(counters + cell + 2 + tile) == parts - 1) {
             mem_fence(CLK_GLOBAL_MEM_FENCE);
-            add_parts(rows, columns, parts, partial, mt, size, alpha, beta, ct, g.ldc);
+            add_parts(g.triangle, rows, columns, parts, partial, mt, size, alpha, beta, ct, g.ldc,
+                      place, mirrored);
         }
     }
 }

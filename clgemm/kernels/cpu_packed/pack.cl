@@ -62,6 +62,20 @@ INLINE void pack_row(int W, int planar, __global const ELEM *x, int conj,
         panel_put(row, W, planar, 0, i, elem_conj(x[i], conj));
 }
 
+#if !IS_COMPLEX
+// A block of 4 x 4 with columns ld apart, transposed in registers.
+INLINE void turn(__global const REAL *x, long ld, __global REAL *to, long ld_to)
+{
+    typedef CAT(REAL, 4) REAL4;
+    const REAL4 r0 = vload4(0, x), r1 = vload4(0, x + ld), r2 = vload4(0, x + 2 * ld),
+                r3 = vload4(0, x + 3 * ld);
+    vstore4((REAL4)(r0.s0, r1.s0, r2.s0, r3.s0), 0, to);
+    vstore4((REAL4)(r0.s1, r1.s1, r2.s1, r3.s1), 0, to + ld_to);
+    vstore4((REAL4)(r0.s2, r1.s2, r2.s2, r3.s2), 0, to + 2 * ld_to);
+    vstore4((REAL4)(r0.s3, r1.s3, r2.s3, r3.s3), 0, to + 3 * ld_to);
+}
+#endif
+
 // A full panel whose source is contiguous along k: 4 x 4 blocks are transposed in registers.
 INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *x, long ld,
                         int conj, __global REAL *panel)
@@ -78,14 +92,7 @@ INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *x, long 
                 for (int v = 0; v < 4; v++)
                     panel_put(panel, W, planar, p + u, i + v, elem_conj(s[u + v * ld], conj));
 #else
-            typedef CAT(REAL, 4) REAL4;
-            const REAL4 r0 = vload4(0, s), r1 = vload4(0, s + ld), r2 = vload4(0, s + 2 * ld),
-                        r3 = vload4(0, s + 3 * ld);
-            __global REAL *d = panel + (long)p * W + i;
-            vstore4((REAL4)(r0.s0, r1.s0, r2.s0, r3.s0), 0, d);
-            vstore4((REAL4)(r0.s1, r1.s1, r2.s1, r3.s1), 0, d + W);
-            vstore4((REAL4)(r0.s2, r1.s2, r2.s2, r3.s2), 0, d + 2 * W);
-            vstore4((REAL4)(r0.s3, r1.s3, r2.s3, r3.s3), 0, d + 3 * W);
+            turn(s, ld, panel + (long)p * W + i, W);
 #endif
         }
         for (int i = W / 4 * 4; i < W; i++)

@@ -14,6 +14,7 @@ from clgemm.kernels.family import (
     precision_of,
     round_up,
 )
+from clgemm.kernels.mirror import mirror
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,4 +66,5 @@ class Direct(KernelFamily):
         local = (rows, rows, 1)
         size = (round_up(problem.m, rows), round_up(problem.n, rows), problem.batch)
         spec = self.spec("direct", precision_of(problem), config, GEMM_SIGNATURE)
-        return Plan((Step(spec, size, local, gemm_args(problem)),))
+        step = Step(spec, size, local, gemm_args(problem))
+        return Plan((step, *mirror(traits, problem)))

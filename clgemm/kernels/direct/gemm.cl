@@ -5,7 +5,7 @@
 __kernel void direct(GEMM_ARGS)
 {
     const long i = get_global_id(0), j = get_global_id(1), entry = get_global_id(2);
-    if (i >= g.m || j >= g.n)
+    if (i >= g.m || j >= g.n || (g.triangle && i < j))
         return;
     const long step_a = g.trans_a ? 1 : g.lda, step_b = g.trans_b ? g.ldb : 1;
     a += g.offset_a + entry * g.stride_a + i * (g.trans_a ? g.lda : 1);

@@ -80,7 +80,7 @@ class GpuTiled(KernelFamily):
     name: ClassVar[str] = "gpu_tiled"
     files: ClassVar[tuple[str, ...]] = (
         "gpu_tiled/tile.cl", "gpu_tiled/micro_tile.cl", "gpu_tiled/gemm.cl",
-        "gpu_tiled/pack.cl", "gpu_tiled/sum.cl",
+        "gpu_tiled/pack.cl", "gpu_tiled/sum.cl", "mirror.cl",
     )  # fmt: skip
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:

@@ -99,6 +99,9 @@ void gpu_tiled(GEMM_ARGS)
     const int rows = min(m - tile_m * MC, MC), columns = min(n - tile_n * NC, NC);
     const long i0 = (long)tile_m * MC, j0 = (long)tile_n * NC, entry = get_group_id(1);
     int slices = (k + KC - 1) / KC, from = 0;  // this work-group's
+    // Above the diagonal nothing is multiplied nor stored: what lies below it is mirrored.  No return:
+    // PoCL's compiler crashes at one before a barrier.
+    const int above = g.triangle && i0 + MC <= j0;
 
     // a and b: op(A) and op(B) at the macro-tile's first row or column, then at the slice to come.
 #if PACKED
@@ -116,6 +119,7 @@ void gpu_tiled(GEMM_ARGS)
     a += from * step_a;
     b += from * step_b;
 #endif
+    slices = above ? 0 : slices;
 
     const int item = SLICED_K > 1 ? get_local_id(0) % SHARE : get_local_id(0);
     const int lane = item % 32, lanes = item / 32;
@@ -283,7 +287,7 @@ void gpu_tiled(GEMM_ARGS)
             UNROLL
             for (int i = 0; i < VW; i++)
                 v.e[i] = elem_mul(scale, acc[j][u * VW + i]);
-            if (column < columns)
+            if (column < columns && !above)
                 vec_store(c + ROW(u) + column * ldc, v, rows - ROW(u), beta, beta_is, wide);
         }
     }

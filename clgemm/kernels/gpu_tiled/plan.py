@@ -16,6 +16,7 @@ from clgemm.kernels.family import (
     round_up,
 )
 from clgemm.kernels.gpu_tiled.tiling import MOST_TURNS, count_tiles, items, most_parts
+from clgemm.kernels.mirror import mirror
 from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class Cut:
             steps.insert(0, self._pack(at_b))
         if parts > 1:
             steps.append(self._sum(at_c, parts))
+        steps += mirror(self.traits, g)
         return Plan(tuple(steps), scratch * precision_of(g).itemsize)
 
     def _spec(self, name: str, more: str, defines: Mapping[str, int]) -> KernelSpec:

@@ -4,7 +4,7 @@
 __kernel void gpu_tile_sum(GEMM_ARGS, __global const ELEM *scratch, const long at_c, const int parts)
 {
     const long i = get_global_id(0), j = get_global_id(1), entry = get_global_id(2);
-    if (i >= g.m)
+    if (i >= g.m || (g.triangle && i < j))
         return;
     __global const ELEM *from = scratch + at_c + (entry * g.n + j) * g.m + i;
     ELEM sum = (ELEM)(0);

@@ -69,20 +69,7 @@
 // The start of the last vector of `count` rows or columns.
 #define LAST(count, along_k) ((along_k) ? (count) - 1 : (count) - VG)
 
-// The type of `w` elements, as one vector of reals and as an array.
-#if IS_COMPLEX
-#define REALS_1 2
-#define REALS_2 4
-#define REALS_4 8
-#define REALS_8 16
-#else
-#define REALS_1
-#define REALS_2 2
-#define REALS_4 4
-#define REALS_8 8
-#endif
-#define VECTOR(w) CAT(REAL, CAT(REALS_, w))
-
+// VG elements, as one vector of reals and as an array.
 typedef VECTOR(VG) RealsG;
 typedef union {
     RealsG whole;

@@ -6,6 +6,7 @@ import bisect
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import precision_of, round_up
 
 if TYPE_CHECKING:
@@ -164,5 +165,5 @@ def most_parts(traits: DeviceTraits, g: Gemm, p: Mapping[str, int]) -> int:
 
 
 def count_tiles(g: Gemm, p: Mapping[str, int]) -> int:
-    """Count the macro-tiles of a problem."""
-    return -(-g.m // p["MC"]) * -(-g.n // p["NC"]) * g.batch
+    """Count the macro-tiles that are computed."""
+    return count_macro_tiles(g, p["MC"], p["NC"])

@@ -31,6 +31,7 @@ from clgemm.kernels.family import (
     precision_defines,
     round_up,
 )
+from clgemm.kernels.mirror import mirror
 from clgemm.kernels.nv_dmma import partition
 from clgemm.problem import PRECISIONS
 
@@ -66,7 +67,7 @@ class NvDmma(KernelFamily):
 
     name: ClassVar[str] = "nv_dmma"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES))
+        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES, "mirror.cl"))
     )
 
     reals: ClassVar[tuple[str, ...]] = ("double",)
@@ -181,6 +182,7 @@ class NvDmma(KernelFamily):
             steps.insert(0, self._pack(main, fitted, cut))
         if cut.parts > 1:
             steps.append(self._reduce(main, cut))
+        steps += mirror(traits, problem)
         return Plan(tuple(steps), cut.reals * 8)
 
     @staticmethod

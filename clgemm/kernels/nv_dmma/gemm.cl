@@ -250,6 +250,11 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     }
 #endif
 
+    const Place tile = place_of(get_group_id(0), tiles_m, tiles_n);
+    const int i0 = tile.m * MC, j0 = tile.n * NC;
+    if (g.triangle && i0 + MC <= j0)
+        return;  // above the diagonal: what lies below it is mirrored
+
     const uint item = get_local_id(0);
     const int lane = item % 32;
     const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
@@ -264,8 +269,6 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 #endif
     }
 
-    const Place tile = place_of(get_group_id(0), tiles_m, tiles_n);
-    const int i0 = tile.m * MC, j0 = tile.n * NC;
     const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
     const int slices = PARTS ? min(span, total - start) : total;
     int left = min(k - start * KC, slices * KC);  // depth from the next slice on

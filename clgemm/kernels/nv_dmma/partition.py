@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import Config, precision_of, round_up
 
 if TYPE_CHECKING:
@@ -135,8 +136,7 @@ def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> Config:
     if not config["FIT"]:
         return config
     choices, split = _choices(config, real_parts(g)), config["SPLIT"]
-    size = traits.compute_units, g.m * real_parts(g), g.n, g.k * real_parts(g), g.batch
-    times = [clocks(*size, choice.tile, split) for choice in choices]
+    times = [clocks(traits.compute_units, g, choice.tile, split) for choice in choices]
     least = min(times)
     best = choices[0 if times[0] <= LOYAL * least else times.index(least)]
     return best.shallow if g.k * real_parts(g) < SHALLOW else best.config
@@ -165,13 +165,14 @@ def _choices(config: Config, ce: int) -> tuple[_Choice, ...]:
     return tuple(found)
 
 
-def clocks(units: int, m: int, n: int, depth: int, batch: int, tile: Tile, split: int) -> float:
+def clocks(units: int, g: Gemm, tile: Tile, split: int) -> float:
     """Estimate the time of a problem with a macro-tile: products or fetches, ends, and adding up.
 
     A unit's macro-tiles share its tensor cores, so what counts is how many macro-tiles the busiest
-    one has.  Each macro-tile fetches its own rows and columns.  Sizes count real numbers.
+    one has.  Each macro-tile fetches its own rows and columns.
     """
-    tiles = -(-m // tile.mc) * -(-n // tile.nc) * batch
+    ce = real_parts(g)
+    tiles, depth = count_macro_tiles(g, tile.mc // ce, tile.nc), g.k * ce
     parts = most_parts(units, tiles, tile.area, depth, split)
     rounds = -(-tiles * parts // units)
     products = rounds * tile.area / PRODUCTS
@@ -180,7 +181,7 @@ def clocks(units: int, m: int, n: int, depth: int, batch: int, tile: Tile, split
     fetches = tiles * parts * (tile.mc + tile.nc) * 8 / (units * FETCHED)
     time = max(products, fetches) * depth / parts + rounds * tile.ends
     if parts > 1:
-        time += JOIN + 16 * parts * m * n * batch / (units * JOINED)
+        time += JOIN + 16 * parts * g.m * ce * g.n * g.batch / (units * JOINED)
     return time
 
 
@@ -232,7 +233,7 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config) -> Cut:
         pack_a = pack_b = False
     packed_b = reals_a * pack_a
     partials = packed_b + reals_b * pack_b
-    tiles, depth = tiles_m * tiles_n * g.batch, slices * kc * ce
+    tiles, depth = count_macro_tiles(g, mc, nc), slices * kc * ce
     most = most_parts(traits.compute_units, tiles, mc * ce * nc, depth, config["SPLIT"])
     span = -(-slices // most)
     parts = max(1, -(-slices // max(1, span)))

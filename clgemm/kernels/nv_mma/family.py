@@ -55,7 +55,7 @@ class NvMma(NvSplit):
 
     name: ClassVar[str] = "nv_mma"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
+        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES, "mirror.cl"))
     )
     gemm_items: ClassVar[int] = MMA_ITEMS
     target: ClassVar[str] = ""

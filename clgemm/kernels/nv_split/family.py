@@ -59,6 +59,7 @@ from clgemm.kernels.family import (
     precision_defines,
     precision_of,
 )
+from clgemm.kernels.mirror import mirror
 from clgemm.kernels.nv_split.layout import (
     TIMES,
     Grid,
@@ -101,7 +102,7 @@ class NvSplit(KernelFamily):
 
     name: ClassVar[str] = "nv_split"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES))
+        dict.fromkeys((*SURVEY_FILES, *PACK_FILES, *SHORT_FILES, *GEMM_FILES, "mirror.cl"))
     )
     reals: ClassVar[tuple[str, ...]] = ("float",)
     gemm_items: ClassVar[int] = GEMM_ITEMS
@@ -173,7 +174,7 @@ class NvSplit(KernelFamily):
             grid = lay_out(part, tile, workers)
             steps += self._steps(traits, part, tile, grid, config)
             scratch = max(scratch, grid.scratch_bytes)
-        return Plan(tuple(steps), scratch)
+        return Plan((*steps, *mirror(traits, problem)), scratch)
 
     def _steps(
         self, traits: DeviceTraits, problem: Gemm, tile: Tile, grid: Grid, config: Config
@@ -199,7 +200,8 @@ class NvSplit(KernelFamily):
         else:
             both = kernel_spec("nv_split_short", SHORT_FILES, surveys)
             yield _step(both, grid.survey_groups, SHORT_ITEMS, args)
-        gemm = self._gemm(traits, config, shape)
+        triangle = {"TRIANGLE": 1} if problem.triangle else {}
+        gemm = self._gemm(traits, config, shape | triangle)
         yield _step(gemm, grid.split.workers, self.gemm_items, args)
 
     def _gemm(self, traits: DeviceTraits, config: Config, shape: dict[str, int]) -> KernelSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import round_up
 from clgemm.problem import PRECISIONS
 
@@ -140,6 +141,15 @@ def tiles_of(problem: Gemm, tile: Tile) -> tuple[int, int, bool]:
     return strips_x, strips_y, 0 < n % tile.bx <= tile.bx // 2
 
 
+def count_tiles(problem: Gemm, tile: Tile) -> tuple[int, int]:
+    """Count the tiles that are computed, and those of them in a thin strip of X."""
+    strips_x, strips_y, thin = tiles_of(problem, tile)
+    rows = tile.by // PRECISIONS[problem.precision].parts
+    above = min(strips_y, (strips_x - 1) * tile.bx // rows) if problem.triangle else 0
+    tiles = count_macro_tiles(core(problem, tile), rows, tile.bx)
+    return tiles, thin * (strips_y - above) * problem.batch
+
+
 def share(problem: Gemm, tile: Tile, workers: int) -> tuple[int, float]:
     """Decide how many tiles are computed whole, and estimate the time in slices of a worker.
 
@@ -148,11 +158,10 @@ def share(problem: Gemm, tile: Tile, workers: int) -> tuple[int, float]:
     tuple of int and float
         All tiles if whole rounds keep the workers busy; else those of all rounds but the last two.
     """
-    strips_x, strips_y, thin = tiles_of(problem, tile)
-    tiles = strips_x * strips_y * problem.batch
+    tiles, thin = count_tiles(problem, tile)
     slices = -(-reals(problem)[2] // SLICE)
     rounds = -(-tiles // workers)
-    thick = tiles - thin * strips_y * problem.batch
+    thick = tiles - thin
     even = (thick + tiles) / 2 / workers  # thin tiles count half
     if even >= ENOUGH_TILES * rounds or even * slices + SHARING_SLICES >= rounds * slices:
         return tiles, rounds * slices * TIMES[tile]

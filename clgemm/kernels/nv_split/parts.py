@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from clgemm.kernels.family import round_up
 from clgemm.kernels.nv_split.layout import Tile, lay_out, reals
+from clgemm.problem import GENERAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,7 @@ def _cut_stack(problem: Gemm) -> tuple[Gemm, Gemm]:
 
 def _cut_n(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
     half = round_up(problem.n // 2, tile.bx)
+    problem = problem._replace(triangle=GENERAL)
     return problem._replace(n=half), problem._replace(
         n=problem.n - half,
         offset_b=problem.offset_b + half * (1 if problem.trans_b else problem.ldb),
@@ -54,6 +56,7 @@ def _cut_n(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
 
 def _cut_m(problem: Gemm, tile: Tile) -> tuple[Gemm, Gemm]:
     half = round_up(problem.m // 2, tile.by)
+    problem = problem._replace(triangle=GENERAL)
     return problem._replace(m=half), problem._replace(
         m=problem.m - half,
         offset_a=problem.offset_a + half * (problem.lda if problem.trans_a else 1),

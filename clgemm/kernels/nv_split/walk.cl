@@ -14,6 +14,9 @@
 //
 // Tiles of a strip of X that is at most half full ("thin") skip the products of the empty half; they
 // come last and count half.
+//
+// A Gram product has no tiles above the diagonal of C: from strip to strip of X the first strip of Y
+// lies STAIR strips lower.
 
 #ifndef GROUP
 #define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
@@ -36,16 +39,33 @@ typedef struct {
     long at, end;  // slices left to this worker beyond the whole tiles
 } Walk;
 
+#ifndef TRIANGLE
+#define TRIANGLE 0  // 1: a Gram product; known to the compiler, since complex ones lose 9 % otherwise
+#endif
+#define STAIR (TRIANGLE * (BX / ROWS_Y))
+
+// Tiles of one C in the first `strips` strips of X.
+INLINE int tiles_before(const Gemm *g, const Split *s, int strips)
+{
+    return strips * s->strips_y - STAIR * (strips * (strips - 1) / 2);
+}
+
 INLINE int thick_tiles(const Gemm *g, const Split *s)
 {
-    return (int)g->batch * (s->strips_x - s->thin) * s->strips_y;
+    return (int)g->batch * tiles_before(g, s, s->strips_x - s->thin);
+}
+
+// Tiles of one C in its last strip of X.
+INLINE int last_tiles(const Gemm *g, const Split *s)
+{
+    return s->strips_y - STAIR * (s->strips_x - 1);
 }
 
 // The first slice of a worker's piece, counted over all tiles.
 INLINE long piece_start(const Gemm *g, const Split *s, int worker)
 {
     const long thick = (long)thick_tiles(g, s) * s->slices;
-    const long thin = s->thin * g->batch * s->strips_y * s->slices;
+    const long thin = s->thin * g->batch * last_tiles(g, s) * s->slices;
     const long whole = (long)s->whole * s->slices;
     if (whole >= thick + thin)
         return whole;
@@ -66,15 +86,26 @@ INLINE void place_tile(const Gemm *g, const Split *s, int tile, Segment *segment
 {
     const int thick = thick_tiles(g, s), strips_x = s->strips_x - s->thin;
     if (tile < thick) {
-        const int tiles = strips_x * s->strips_y, band = GROUP * s->strips_y, t = tile % tiles;
-        const int x0 = t / band * GROUP, width = min(strips_x - x0, GROUP);
+        const int tiles = tiles_before(g, s, strips_x);
+        int t = tile % tiles, x0 = t / (GROUP * s->strips_y) * GROUP;
+        while (TRIANGLE && x0 + GROUP < strips_x && t >= tiles_before(g, s, x0 + GROUP))
+            x0 += GROUP;
+        t -= tiles_before(g, s, x0);
+        const int most = min(strips_x - x0, GROUP);
+        // The first strips of Y in the band meet fewer strips of X.
+        int width = TRIANGLE ? 1 : most, y0 = STAIR * x0;
+        for (; TRIANGLE && width < most && t >= STAIR * width; width++) {
+            t -= STAIR * width;
+            y0 += STAIR;
+        }
         segment->entry = tile / tiles;
-        segment->x = x0 + t % band % width;
-        segment->y = t % band / width;
+        segment->x = x0 + t % width;
+        segment->y = y0 + t / width;
     } else {
-        segment->entry = (tile - thick) / s->strips_y;
+        const int tiles = last_tiles(g, s);
+        segment->entry = (tile - thick) / tiles;
         segment->x = strips_x;
-        segment->y = (tile - thick) % s->strips_y;
+        segment->y = s->strips_y - tiles + (tile - thick) % tiles;
     }
     segment->copy_x = s->copies_x > 1 ? segment->entry : 0;
     segment->copy_y = s->copies_y > 1 ? segment->entry : 0;

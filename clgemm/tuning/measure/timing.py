@@ -166,6 +166,7 @@ def quiet_measure(
     least: int = 3,
     most: int = 1000,
     tries: int = 12,
+    clock: Callable[[], float] | None = None,
 ) -> Timing:
     """Time `run` in a block during which other processes took less than 8 % of a core.
 
@@ -174,7 +175,7 @@ def quiet_measure(
     least_disturbed: tuple[float, Timing] | None = None
     for rejected in range(tries):
         neighbours = Neighbours()
-        timing = measure(run, seconds=seconds, least=least, most=most)
+        timing = measure(run, seconds=seconds, least=least, most=most, clock=clock)
         foreign = neighbours.share()
         if foreign < FOREIGN_SHARE:
             return timing._replace(rejected=rejected)

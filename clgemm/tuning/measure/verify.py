@@ -1,5 +1,7 @@
 """Verifies configurations: odd shapes, all transposes, beta zero and not, poisoned memory, often.
 
+Finalists compute Gram products, too.
+
 The reference is NumPy's product in double precision, made once for all candidates.
 """
 
@@ -10,7 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.kernels import BY_NAME
-from clgemm.problem import ALIGNMENT, PRECISIONS, Operand, Precision, address_of, describe
+from clgemm.problem import (
+    ALIGNMENT,
+    PRECISIONS,
+    Call,
+    Operand,
+    Precision,
+    address_of,
+    describe,
+)
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 
@@ -44,7 +54,10 @@ def random_matrix(
 def operands(
     rng: np.random.Generator, precision: Precision, m: int, n: int, k: int, *, every: bool
 ) -> Iterator[tuple[Operand, Operand]]:
-    """Yield operands for op(A) @ op(B): N with N, or (`every`) N, T and C with N, T and C."""
+    """Yield operands for op(A) @ op(B): N with N, or (`every`) N, T and C with N, T and C.
+
+    With `every` also those of Gram products of m x k matrices.
+    """
     ops = "NTC" if every and precision.is_complex else "NT" if every else "N"
 
     def operand(op: str, rows: int, columns: int) -> Operand:
@@ -55,6 +68,10 @@ def operands(
     for op_a in ops:
         for op_b in ops:
             yield operand(op_a, m, k), operand(op_b, k, n)
+    if every:
+        x = random_matrix(rng, precision, m, k)
+        for conj in (False, True)[: precision.parts]:
+            yield Operand(x), Operand(x.T, conj)
 
 
 def reference(a: Operand, b: Operand, precision: Precision) -> NDArray[Any]:
@@ -66,10 +83,12 @@ def reference(a: Operand, b: Operand, precision: Precision) -> NDArray[Any]:
 
 
 def planned(
-    device: Device, config: Config, a: Operand, b: Operand, c: NDArray[Any], *, reads_c: bool
-) -> tuple[Gemm, Plan]:
+    device: Device, config: Config, a: Operand, b: Operand, c: NDArray[Any],
+    alpha: complex, beta: complex,
+) -> tuple[Gemm, Plan]:  # fmt: skip
     """Describe a product and plan it as a call would."""
-    problem = describe(a, b, c, reads_c=reads_c)
+    call = Call(alpha, a.data, b.data, beta, c, a.conj, b.conj)
+    problem = describe(a, b, c, reads_c=beta != 0, is_gram=call.is_gram)
     if device.traits.unified_memory:
         # Where operands are copied they always are aligned: let kernels rely on it here, too.
         aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
@@ -87,7 +106,7 @@ def run_once(
 
     `poison` fills the scratch memory with NaN before.
     """
-    problem, plan = planned(device, config, a, b, c, reads_c=beta != 0)
+    problem, plan = planned(device, config, a, b, c, alpha, beta)
     runner = KernelRunner(device, problem, plan)
     places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
     runner.execute((alpha, beta, *places, NO_OFFSETS), poisoned=poison)
@@ -151,7 +170,7 @@ class Verifier:
             step.kernel
             for x in self._made(every=finalist)
             for step in planned(
-                self._device, config, x.a, x.b, x.before[:-PADDING], reads_c=x.beta != 0
+                self._device, config, x.a, x.b, x.before[:-PADDING], x.alpha, x.beta
             )[1].steps
         }
 
@@ -169,12 +188,13 @@ class Verifier:
         precision, rng = self._precision, np.random.default_rng(20)
         for m, n, k in shapes:
             for a, b in operands(rng, precision, m, n, k, every=every):
+                columns = b.data.shape[1]
                 bound = np.abs(a.data) @ np.abs(b.data)
                 exact = reference(a, b, PRECISIONS[precision.wide])
                 for alpha, beta in ((1.0, 0.0), (-1.25, 0.5)):
-                    before = np.full((n, m + PADDING), np.nan, precision.dtype).T
+                    before = np.full((columns, m + PADDING), np.nan, precision.dtype).T
                     if beta:
-                        before[:m] = random_matrix(rng, precision, m, n)
+                        before[:m] = random_matrix(rng, precision, m, columns)
                     want = alpha * exact + (beta * before[:m] if beta else 0.0)
                     slack = 2 * (k + 8) * precision.eps
                     limit = slack * (abs(alpha) * bound + np.abs(want) + abs(beta))

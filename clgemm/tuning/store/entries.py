@@ -90,8 +90,9 @@ def _shape(sizes: Any) -> list[int]:
 
 
 def _times(rows: Any) -> list[list[float]]:
-    """Read m, n, k and seconds of products, of which there must be one."""
-    forms = *[_number(1, 1 << 16, whole=True)] * 3, _SECONDS
+    """Read the shapes and seconds of products, of which there must be one."""
+    extent, flag = _number(1, 1 << 16, whole=True), _number(0, 1, whole=True)
+    forms = *[extent] * 4, flag, flag, _SECONDS
     if not rows or not isinstance(rows, list):
         raise ValueError("no times")
     return [[form(x) for form, x in zip(forms, row, strict=True)] for row in rows[:MOST_ITEMS]]

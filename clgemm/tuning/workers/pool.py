@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from clgemm.errors import TuningError
-from clgemm.host.identity import usable_cores
+from clgemm.runtime.processor import usable_cores
 from clgemm.tuning.outcome import Outcome, Task, config_as_json
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Stacks of small matrices, several of them in a work-group."""

@@ -1,0 +1,186 @@
+"""How `batched` lays out one problem: micro-tile, work-group and its entries, slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from clgemm.kernels.family import (
+    GEMM_SIGNATURE,
+    KernelSpec,
+    Plan,
+    Step,
+    gemm_args,
+    precision_defines,
+    precision_of,
+    round_up,
+)
+from clgemm.kernels.mirror import mirror
+from clgemm.problem import ALIGNMENT
+
+if TYPE_CHECKING:
+    from clgemm.kernels.family import Config
+    from clgemm.problem import Gemm
+    from clgemm.traits import DeviceTraits
+
+MOST_EXTENT = 64  # of a macro-tile
+FEW_ITEMS = 64  # of a work-group: entries that need fewer share one
+LANES = 32  # work-items that run together
+LEAST_TURNS = 3  # bundles of a work-group, if not one: with two, many would wait for few
+LEAST_GROUPS = 2  # work-groups a compute unit, at the least, where entries could share one
+
+
+class _Tile(NamedTuple):
+    """The part of C that a work-group computes of an entry."""
+
+    mr: int
+    nr: int
+    lanes_m: int
+    lanes_n: int
+
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.mr * self.lanes_m, self.nr * self.lanes_n
+
+    @property
+    def items(self) -> int:
+        """Work-items that share it."""
+        return self.lanes_m * self.lanes_n
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One problem, cut for one device."""
+
+    traits: DeviceTraits
+    g: Gemm
+    config: Config
+
+    @cached_property
+    def _tile(self) -> _Tile:
+        """Cut the micro-tile in half until an entry has work-items enough."""
+        g, mr, nr = self.g, self.config["MR"], self.config["NR"]
+        while mr * nr > 1 and -(-g.m // mr) * -(-g.n // nr) < self.config["SHARE"]:
+            if mr >= nr:
+                mr //= 2
+            else:
+                nr //= 2
+        lanes_m = min(-(-g.m // mr), MOST_EXTENT // mr)
+        lanes_n = min(-(-g.n // nr), MOST_EXTENT // nr)
+        while lanes_m * lanes_n > self.config["ITEMS"]:
+            if lanes_m >= lanes_n:
+                lanes_m = -(-lanes_m // 2)
+            else:
+                lanes_n = -(-lanes_n // 2)
+        return _Tile(mr, nr, lanes_m, lanes_n)
+
+    @property
+    def _along_k(self) -> tuple[bool, bool]:
+        return self.g.trans_a, not self.g.trans_b
+
+    @property
+    def _longest(self) -> int:
+        """Elements of the longest vector."""
+        return max(1, ALIGNMENT // precision_of(self.g).itemsize)
+
+    def _local_bytes(self, entries: int, depth: int) -> int:
+        elements = (
+            extent * (depth + self._longest * along_k)
+            for extent, along_k in zip(self._tile.extents, self._along_k, strict=True)
+        )
+        return entries * sum(elements) * precision_of(self.g).itemsize
+
+    @property
+    def _depth(self) -> int:
+        """Give the depth of equal slices of which a work-item reads at most FETCH bytes."""
+        tile, k = self._tile, self.g.k
+        row_bytes = max(tile.extents) * precision_of(self.g).itemsize
+        most = max(self._longest, self.config["FETCH"] * tile.items // row_bytes)
+        return round_up(-(-k // -(-k // most)), self._longest)
+
+    def _whole_lanes(self) -> int:
+        """Give the entries with which most lanes of a work-group have something to do."""
+        share, most = self._tile.items, self.config["BUNDLE"]
+        least = -(-min(FEW_ITEMS, most) // share)
+        counts = range(least, max(least, most // share) + 1)
+        return max(counts, key=lambda x: (share * x / round_up(share * x, LANES), -x))
+
+    @cached_property
+    def _entries_and_depth(self) -> tuple[int, int]:
+        """Choose the entries of a work-group and the depth of its slices."""
+        g, room, depth = self.g, self.config["LOCAL_KB"] << 10, self._depth
+        entries = min(self._whole_lanes(), g.batch)
+        while entries > 1 and (
+            -(-g.batch // entries) < LEAST_GROUPS * self.traits.compute_units
+            or self._local_bytes(entries, depth) > room
+        ):
+            entries = -(-entries // 2)
+        while self._local_bytes(entries, depth) > room and depth > self._longest:
+            depth = round_up(-(-depth // 2), self._longest)
+        return entries, depth
+
+    @property
+    def _resident(self) -> int:
+        """Work-groups of a compute unit that run at a time."""
+        return max(1, self.config["RESIDENT"] // (self._tile.items * self._entries_and_depth[0]))
+
+    @cached_property
+    def _target(self) -> str:
+        """Name what NVIDIA's assembler is to limit the registers for, "" if it decides itself."""
+        capability = self.traits.compute_capability
+        if not capability or not self.config["LIMIT"]:
+            return ""
+        return f"sm_{capability[0]}{capability[1]}"
+
+    @cached_property
+    def _groups(self) -> int:
+        """Count the work-groups that share the entries: all that run at a time, if they go on."""
+        entries, _ = self._entries_and_depth
+        bundles = -(-self.g.batch // entries)
+        turns = -(-bundles // (self._resident * self.traits.compute_units))
+        if not self.config["AHEAD"] or turns < LEAST_TURNS:
+            return bundles
+        return -(-bundles // turns)
+
+    @property
+    def _ahead(self) -> bool:
+        """Tell whether work-groups have several slices, of one bundle or more."""
+        entries, depth = self._entries_and_depth
+        several = self.g.k > depth or self._groups * entries < self.g.batch
+        return several and bool(self.config["AHEAD"])
+
+    @property
+    def _vector_width(self) -> int:
+        """Width of global reads: what divides all that says where vectors begin and end."""
+        g, width = self.g, self._longest if self.g.aligned else 1
+        sizes = (g.k if g.trans_a else g.m, g.n if g.trans_b else g.k, g.lda, g.ldb)
+        places = (g.stride_a, g.stride_b, g.offset_a, g.offset_b)
+        while width > 1 and any(x % width for x in (*sizes, *places, *self._tile.extents)):
+            width //= 2
+        return width
+
+    def plan(self) -> Plan:
+        """Lay out the launch."""
+        g, tile, (entries, depth) = self.g, self._tile, self._entries_and_depth
+        (mc, nc), (along_k_a, along_k_b) = tile.extents, self._along_k
+        defines = {
+            "MR": tile.mr, "NR": tile.nr, "LANES_M": tile.lanes_m, "LANES_N": tile.lanes_n,
+            "ENTRIES": entries, "KC": depth, "V": min(tile.mr, tile.nr, self._longest),
+            "VK": self._longest, "VG": self._vector_width,
+            "AHEAD": int(self._ahead),
+            "GROUPS": self._resident if self._target else 0, "TILED": int(g.m > mc or g.n > nc),
+            "ALONG_K_A": int(along_k_a), "ALONG_K_B": int(along_k_b),
+            "GUARD_M": int(g.m % mc > 0), "GUARD_N": int(g.n % nc > 0),
+            "GUARD_K": int(g.k % depth > 0),
+        }  # fmt: skip
+        defines |= precision_defines(precision_of(g))
+        spec = KernelSpec(
+            ("batched/gemm.cl",), "batched", tuple(sorted(defines.items())), GEMM_SIGNATURE,
+            self._target,
+        )  # fmt: skip
+        items = tile.items * entries
+        size = (self._groups * items, -(-g.m // mc) * -(-g.n // nc))
+        step = Step(spec, size, (items, 1), gemm_args(g))
+        return Plan((step, *mirror(self.traits, g)))

@@ -1,0 +1,1 @@
+"""Products with a vector and outer products, at the rate of the memory."""

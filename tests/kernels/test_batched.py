@@ -1,0 +1,191 @@
+"""batched: how stacks of small matrices are cut (no device needed), and the kernel's forms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import reference
+from helpers import CPU, GPU, pairwise
+
+from clgemm.kernels import BY_NAME
+from clgemm.kernels.family import Config
+from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
+
+FAMILY = BY_NAME["batched"]
+TRAITS = replace(GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0))
+
+
+def gemm(m, n, k, code="s", batch=10_000, **more):
+    g = Gemm(
+        code, m, n, k, batch, False, False, m, m * k, False, False, k, k * n, m, m * n, False, True
+    )  # fmt: skip
+    return g._replace(**more)
+
+
+def defines(g, **changes):
+    """Plan and give the step and its defines."""
+    config = dict(FAMILY.default(TRAITS, PRECISIONS[g.precision]).params) | changes
+    (step,) = FAMILY.plan(TRAITS, g, Config.of("batched", config)).steps
+    return step, dict(step.kernel.defines)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (3, 3, 100), (16, 16, 16), (24, 24, 24), (33, 9, 50), (64, 64, 64)]
+)
+def test_a_work_group_covers_whole_entries(shape, code):
+    step, p = defines(gemm(*shape, code))
+    m, n, k = shape
+    assert p["MR"] * p["LANES_M"] >= m > p["MR"] * (p["LANES_M"] - 1)
+    assert p["NR"] * p["LANES_N"] >= n > p["NR"] * (p["LANES_N"] - 1)
+    assert step.local_size[0] == p["LANES_M"] * p["LANES_N"] * p["ENTRIES"] <= 256
+    bundles, groups = -(-10_000 // p["ENTRIES"]), step.global_size[0] // step.local_size[0]
+    assert groups * step.local_size[0] <= 2 * 1024 * TRAITS.compute_units
+    assert groups == bundles or 0.98 < bundles / groups / -(-bundles // groups) <= 1
+    assert p["KC"] % p["VK"] == 0 < p["KC"] < k + p["VK"]
+    each = max(p["MR"] * p["LANES_M"], p["NR"] * p["LANES_N"]) * p["KC"] * p["ENTRIES"]
+    least = 64 * step.local_size[0] + p["VK"] * 64 * 16
+    assert each * PRECISIONS[code].itemsize <= least, "few bytes are on their way to a work-item"
+
+
+def test_tiny_entries_share_a_work_group_unless_there_are_few():
+    assert defines(gemm(4, 4, 4))[1]["ENTRIES"] == 4
+    assert defines(gemm(4, 4, 4, batch=300))[1]["ENTRIES"] == 1
+    assert defines(gemm(64, 64, 64))[1]["ENTRIES"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [({}, 4), ({"lda": 34}, 2), ({"stride_b": 1025}, 1), ({"offset_a": 2}, 2),
+     ({"aligned": False}, 1), ({"m": 30}, 2), ({"n": 30}, 4), ({"n": 30, "trans_b": True}, 2)],
+)  # fmt: skip
+def test_vectors_are_read_where_all_are_aligned(change, width):
+    assert defines(gemm(32, 32, 32)._replace(**change))[1]["VG"] == width
+
+
+@pytest.mark.parametrize(
+    ("n", "share", "entries"), [(24, 36, 7), (48, 72, 3), (64, 128, 1), (16, 32, 2)]
+)
+def test_entries_share_a_work_group_so_that_its_lanes_are_busy(n, share, entries):
+    _, p = defines(gemm(n, n, n), LOCAL_KB=48)
+    assert (p["LANES_M"] * p["LANES_N"], p["ENTRIES"]) == (share, entries)
+
+
+@pytest.mark.parametrize(
+    ("change", "k", "batch", "ahead"),
+    [({}, 32, 10_000, 1), ({}, 64, 1000, 1), ({}, 32, 500, 0), ({"AHEAD": 0}, 64, 10_000, 0)],
+)
+def test_what_is_read_ahead(change, k, batch, ahead):
+    """The next slice or entry, if a work-group has one."""
+    step, p = defines(gemm(64, 64, k, batch=batch), **change)
+    assert p["AHEAD"] == ahead
+    groups = step.global_size[0] // step.local_size[0]
+    assert groups < batch if ahead and batch > 1000 else groups == batch
+
+
+@pytest.mark.parametrize(("change", "groups", "target"), [({}, 4, "sm_90"), ({"LIMIT": 0}, 0, "")])
+def test_registers_are_limited_so_that_groups_run_at_a_time(change, groups, target):
+    step, p = defines(gemm(64, 64, 64), **change)
+    assert (p["GROUPS"], step.kernel.target) == (groups, target)
+    config = FAMILY.default(GPU, PRECISIONS["s"])
+    (step,) = FAMILY.plan(GPU, gemm(64, 64, 64), config).steps
+    assert not step.kernel.target, "only NVIDIA's compiler knows of it"
+
+
+def test_large_matrices_are_computed_in_tiles():
+    step, p = defines(gemm(200, 70, 1000, batch=2))
+    assert step.global_size[1] == -(-200 // (p["MR"] * p["LANES_M"])) * 2
+    assert p["KC"] < 1000
+
+
+@pytest.mark.parametrize(
+    ("g", "claimed"),
+    [
+        (gemm(16, 16, 16), True), (gemm(64, 64, 64), True), (gemm(3, 3, 100), True),
+        (gemm(16, 16, 16, batch=2), False), (gemm(65, 16, 16), False), (gemm(8, 8, 10**4), False),
+    ],
+)  # fmt: skip
+def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):
+    assert FAMILY.claims(TRAITS, g) is claimed
+    assert not FAMILY.claims(CPU, g)
+    assert not FAMILY.claims(replace(TRAITS, fp64=False), g._replace(precision="d"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"ITEMS": 2048}, "device can run"), ({"LOCAL_KB": 64}, "local memory"),
+     ({"MR": 16, "NR": 16}, "registers")],
+)  # fmt: skip
+def test_a_broken_rule_is_named(change, reason):
+    precision = PRECISIONS["s"]
+    config = Config.of("batched", dict(FAMILY.default(TRAITS, precision).params) | change)
+    assert any(reason in text for text in FAMILY.broken_rules(TRAITS, precision, config))
+
+
+def stack(rng, precision, batch, rows, columns, trans, gap):
+    """Make a stack with `gap` elements of NaN behind each column, or row, and each entry."""
+    tall, wide = (columns, rows) if trans else (rows, columns)
+    memory = np.full((batch, wide + 1, tall + gap), np.nan, precision.dtype)
+    values = rng.uniform(-1, 1, (batch, wide, tall))
+    if precision.is_complex:
+        values = values + 1j * rng.uniform(-1, 1, values.shape)
+    memory[:, :wide, :tall] = values
+    x = memory[:, :wide, :tall]
+    return x if trans else x.swapaxes(1, 2)
+
+
+def run(device, config, a, b, c, factors=(1.0, 0.0)):
+    """Run as on a GPU with one compute unit: work-groups have several entries."""
+    problem = describe(a, b, c, reads_c=factors[1] != 0)
+    if device.traits.unified_memory:
+        aligned = not (address_of(a.data) | address_of(b.data)) % ALIGNMENT
+        problem = problem._replace(aligned=aligned)
+    else:
+        problem = problem.dense()
+    plan = FAMILY.plan(replace(device.traits, kind="gpu", compute_units=1), problem, config)
+    places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
+    KernelRunner(device, problem, plan).execute((*factors, *places, NO_OFFSETS))
+    host_memory.fetch(device, places[2], c)
+
+
+SHAPES = [(3, 3, 100), (16, 16, 16), (24, 20, 13), (70, 33, 12), (1, 5, 1)]
+PARAMS = [
+    {"SHARE": 64, "RESIDENT": 32, "BUNDLE": 16}, {"MR": 8, "ITEMS": 64, "AHEAD": 0},
+    {"ITEMS": 32, "BUNDLE": 32, "LOCAL_KB": 9, "NR": 2, "RESIDENT": 32},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_every_form_is_right(device, code, rng):
+    precision = PRECISIONS[code]
+    default = dict(FAMILY.default(device.traits, precision).params)
+    cases = pairwise(
+        SHAPES, PARAMS, (False, True), (False, True), (0, 4, 1), ((1.0, 0.0), (-0.5, 0.75))
+    )
+    for (m, n, k), params, trans_a, trans_b, gap, (alpha, beta) in cases:
+        a = Operand(stack(rng, precision, 5, m, k, trans_a, gap), precision.is_complex and trans_b)
+        b = Operand(stack(rng, precision, 5, k, n, trans_b, gap), precision.is_complex and trans_a)
+        memory = np.full((5, n, m + 2), np.nan, precision.dtype).swapaxes(1, 2)
+        c = memory[:, :m]
+        if beta:
+            c[...] = stack(rng, precision, 5, m, n, False, 0)
+        left, right = (x.data.conj() if x.conj else x.data for x in (a, b))
+        want, size = reference.gemm(alpha, left, right, beta, c)
+        run(device, Config.of("batched", default | params), a, b, c, (alpha, beta))
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+        assert np.all(np.isnan(memory[:, m:]))
+
+
+def test_an_infinity_stays_in_its_entry(device, rng):
+    """Entries share a work-group and its memory; what is beyond k is zero in both operands."""
+    precision = PRECISIONS["s"]
+    a, b = stack(rng, precision, 9, 5, 3, False, 0), stack(rng, precision, 9, 3, 6, True, 0)
+    a[4] = np.inf
+    c = np.full((9, 6, 5), np.nan, np.float32).swapaxes(1, 2)
+    run(device, FAMILY.default(device.traits, precision), Operand(a), Operand(b), c)
+    assert np.isfinite(np.delete(c, 4, axis=0)).all()
+    assert not np.isfinite(c[4]).any()
