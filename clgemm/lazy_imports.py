@@ -2,11 +2,17 @@
 
 A module's import lock that another thread holds at the fork is held for ever in the child: its own
 first call would wait for it.
+
+Of the functions that `os.fork` calls before it forks, the last one registered comes first.  Modules
+take locks of others while they are imported, logging's above all, for which a fork waits, too: that
+one must come after the lock here, so `logging` is imported first.  Another library's lock may still
+be in the way; hence a fork waits for `PATIENCE` at most.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging  # noqa: F401 - registers what waits for its own lock, before it is done here
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -14,8 +20,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
+PATIENCE = 10.0
+"""Seconds that a fork waits at most: no import takes so long."""
+
 importing = threading.RLock()
 """Held during such an import."""
+_fork = threading.local()
 
 
 def lazy_import(name: str) -> ModuleType:
@@ -24,9 +34,25 @@ def lazy_import(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
+def _before_fork() -> None:
+    _fork.waited = importing.acquire(timeout=PATIENCE)
+
+
+def _after_fork_in_parent() -> None:
+    if _fork.waited:
+        importing.release()
+
+
+def _after_fork_in_child() -> None:
+    if _fork.waited:
+        importing.release()
+    else:  # the thread that holds it is not in the child
+        importing._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as the standard library does
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=importing.acquire,
-        after_in_parent=importing.release,
-        after_in_child=importing.release,
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
     )

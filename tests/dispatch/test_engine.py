@@ -456,6 +456,7 @@ def test_operands_are_not_kept_alive(device, monkeypatch, beside_another):
     Beside another call a thread waits for the kernels: it holds the operands until they end, and
     may itself end long after.
     """
+
     def run_and_linger(thread):
         thread._target(*thread._args, **thread._kwargs)
         time.sleep(0.02)

