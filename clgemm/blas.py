@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from clgemm.api import device_arrays, small
+from clgemm.api import device_arrays, repeated, small
 from clgemm.api.arguments import (
     as_factor,
     as_flag,
@@ -199,8 +199,8 @@ def _gemm(
         result = target = np.zeros(shape, dtype, "F")
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
     hosted = engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
-    if hosted and c is None and beta == 0:
-        small.remember_gemm(a, b, trans_a, trans_b)
+    if c is None and beta == 0 and alpha != 0:
+        repeated.remember_gemm(a, b, trans_a, trans_b, hosted=hosted)
     return result
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm.api import device_arrays, small, stacks
+from clgemm.api import device_arrays, repeated, small, stacks
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
@@ -96,15 +96,20 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     array([[11.]])
     """
     if not given:
-        if (
-            x1.__class__ is _NDARRAY is x2.__class__ and out is None and x1.ndim == 2 == x2.ndim
-            and x1.size * x2.shape[1] <= small.MOST.get(x1.dtype, 0) and chooses_route()
-        ):  # fmt: skip
-            # Every check costs such a product a twentieth of its time, and a tenth after others.
-            return _numpys(x1, x2)
-        product = small.matmul(x1, x2, out)
-        if product is not None:
-            return product
+        if x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY):
+            # Every check costs a small product a twentieth of its time, and a tenth after others.
+            if x1.ndim == 2 == x2.ndim:
+                k, n = x2.shape
+                if x1.size * n <= small.MOST.get(x1.dtype, 0) and k > 1 and chooses_route():
+                    return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+                first, then = repeated.matmul, small.matmul
+            else:
+                first, then = small.matmul, repeated.matmul
+            product = first(x1, x2, out)
+            if product is None:
+                product = then(x1, x2, out)
+            if product is not None:
+                return product
         if is_device_array(x1):
             return device_arrays.matmul(x1, x2, out)
         plain = _plain(x1, x2, out)
@@ -133,7 +138,7 @@ def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
         # An override is shown the keywords of the call, hence only those that the user gave.
         return host_blas.matmul(x1, x2, **given)
     if _compute(call, fresh=out is None) and not given.keys() - {"out"}:
-        small.remember(x1, x2, out)
+        repeated.remember(x1, x2, out, hosted=True)
     return wrapped(call.result, x1, x2, out, given.get("subok", True))
 
 
@@ -153,8 +158,8 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
         c = out
     else:
         return None
-    if engine.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply):
-        small.remember(a, b, out)
+    hosted = engine.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply)
+    repeated.remember(a, b, out, hosted=hosted)
     return c
 
 

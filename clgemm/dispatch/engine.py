@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from clgemm.dispatch import multi_device
 from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
 from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
+from clgemm.dispatch.trial import Trials
 from clgemm.errors import BuildError, ClgemmError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
@@ -102,13 +104,14 @@ class Engine:
         """What copies to and from a device with memory of its own."""
         self.decisions: dict[Hashable, Any] = {}
         """By kind of call: `Decision` for arrays of NumPy's, plans of products for Arrays."""
-        self.on_host: set[Hashable] = set()
-        """Kinds of plain products that the host computes faster: see `api.small`."""
+        self.repeated: dict[Hashable, Any] = {}
+        """What computes plain products of a kind again: see `api.repeated`."""
         self._by_size: set[str] = set()
         """Precisions of which something small was decided on before anything was measured."""
         self._found_out: set[str] = set()
         """Precisions whose parameters were looked for before a product was decided on."""
         self._finding_out = threading.Lock()
+        self._trials = Trials()
         self._on_cores = device.traits.kind == "cpu"
         self._units = device.traits.compute_units
         if self._on_cores:
@@ -121,13 +124,19 @@ class Engine:
     def forget(self) -> None:
         """Decide anew on every kind of call."""
         self.decisions.clear()
-        self.on_host.clear()
+        self.repeated.clear()
 
     def remember(self, key: Hashable, decision: Any) -> None:
         """Keep a decision; of too many kinds of calls none is kept."""
         if len(self.decisions) >= MOST_DECISIONS:
             self.forget()
         self.decisions[key] = decision
+
+    def repeat(self, kind: Hashable, compute: Any) -> None:
+        """Keep what computes a kind of plain products; see `remember`."""
+        if len(self.repeated) >= MOST_DECISIONS:
+            self.forget()
+        self.repeated[kind] = compute
 
     def units(self) -> int:
         """Return how many compute units a call may use now: on the host's cores there are limits.
@@ -156,12 +165,16 @@ class Engine:
         if decision.runner is _HOST:
             (by_host or host_blas.gemm)(call)
             return True
+        self.run(decision, call)
+        return False
+
+    def run(self, decision: Decision, call: Call) -> None:
+        """Compute a call on the device as was decided for its kind."""
         try:
             decision.runner.run(call)
         except self.device.cl.Error as error:
             where = f"{decision.problem.precision}gemm on {self.device}"
             raise translated(error, where) from error
-        return False
 
     def decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...] = ()) -> Decision:
         """Find or make the decision on calls of a kind."""
@@ -194,6 +207,8 @@ class Engine:
         if chosen is None:
             found = self._break_even(problem)
             chosen = route(self.device.traits, problem, modes.route, found)
+            if self._on_cores:
+                chosen = self._tried(call, problem, chosen)
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
         self.device.require(precision)
@@ -202,6 +217,23 @@ class Engine:
             if partners:
                 shared = multi_device.runner((self, *partners), problem)
             return Decision(shared or self.runner(problem), problem, chosen)
+
+    def _tried(self, call: Call, problem: Gemm, predicted: Route) -> Route:
+        """Try both sides if the prediction leaves open which one is faster."""
+
+        def sides() -> tuple[Callable[[], object], Callable[[], object]]:
+            *batch, m, n = call.c.shape
+            c = np.empty((*batch, n, m), call.c.dtype).swapaxes(-1, -2)
+            like = call._replace(beta=0.0, c=c)
+            g = describe(*like.operands, like.c, reads_c=False, is_gram=like.is_gram)
+            runner = self.runner(g)
+            return partial(host_blas.multiply, like), partial(runner.run, like)
+
+        try:
+            return self._trials.settle((problem, self.units()), predicted, sides)
+        except (ClgemmError, MemoryError, self.device.cl.Error) as error:
+            log.debug("both sides of a product could not be tried: %s", error)
+            return predicted
 
     def _break_even(self, problem: Gemm) -> BreakEven | None:
         """Return what a decision may go by.

@@ -14,8 +14,9 @@ import logging
 import math
 import os
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clgemm._version import __version__
 from clgemm.host import openblas
@@ -29,19 +30,38 @@ VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP
 QUOTAS = ("/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
 
+AFFINITY_SECONDS = 0.01
+"""For which the affinity of the process is believed: asking takes longer than all the rest."""
+
+
+class _Limit(NamedTuple):
+    """A limit, and what it was found from."""
+
+    told: int
+    """What NumPy's library said."""
+    own: int
+    until: float
+    """When it must be found again."""
+    limit: int
+
+
 _own = sys.maxsize
+_last = _Limit(0, 0, 0.0, 1)
 
 
 def limit() -> int:
     """Return how many threads may compute now, at least 1."""
+    global _last  # noqa: PLW0603 - of the process
     library = openblas.of_numpy()
-    if library is None:
-        allowed = _of_environment()
-    else:
-        allowed = library.threads()
-        if allowed >= library.most:
-            allowed = sys.maxsize  # its own limit, not the user's
-    return max(1, min(allowed, _own, _quota(), processor.usable_cores()))
+    told = _of_environment() if library is None else library.threads()
+    last, now = _last, time.monotonic()
+    if last.told == told and last.own == _own and now < last.until:
+        return last.limit
+    # Its own limit is not the user's.
+    allowed = sys.maxsize if library is not None and told >= library.most else told
+    found = max(1, min(allowed, _own, _quota(), processor.usable_cores()))
+    _last = _Limit(told, _own, now + AFFINITY_SECONDS, found)
+    return found
 
 
 def set_limit(count: int) -> None:

@@ -15,9 +15,9 @@ import scipy.linalg.blas
 from helpers import CPU, GPU, gemm, run_python, square
 
 import clgemm
-from clgemm.api import explain, small
+from clgemm.api import explain, repeated
 from clgemm.cli import main
-from clgemm.dispatch import break_even, engine
+from clgemm.dispatch import break_even, engine, trial
 from clgemm.dispatch.break_even import BreakEvens
 from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.dispatch.times import BreakEven, Curve, counts
@@ -172,6 +172,7 @@ def fresh(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
+    monkeypatch.setattr(trial, "NEAR", 0)  # nothing is tried
     fresh = engine.of(registry.Device(found_of(device), "a test"))
     for code, precision in PRECISIONS.items():
         fresh.parameters.use(code, lookup.defaults(device.traits, precision, "a test"))
@@ -301,7 +302,7 @@ def test_a_directory_that_cannot_be_written_fails_no_call(fresh, measurements, m
     assert measurements == ["s"]
 
 
-def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
+def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
     """From the second call on, without the driver."""
     launch = BreakEven(curve(HOST_RATES), curve([1.0, *DEVICE_RATES[1:]]))
     monkeypatch.setattr(break_even, "measured", lambda *_: launch)
@@ -314,7 +315,7 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
     for name, call in kinds.items():
         fresh.forget()
         first = call(a, b)
-        assert len(fresh.on_host) == 1
+        assert len(fresh.repeated) == 1
         with monkeypatch.context() as patch:
             patch.setattr(engine, "compute", None)
             np.testing.assert_array_equal(call(a, b), first)
@@ -328,12 +329,12 @@ def test_small_takes_what_the_route_gives_to_the_host(fresh, monkeypatch):
         assert name in kinds
 
 
-def test_small_forgets_when_parameters_change(fresh):
+def test_what_was_found_is_forgotten_when_parameters_change(fresh):
     x = np.ones((100, 100), np.float32)
-    small.remember(x, x)
-    assert small.matmul(x, x) is not None
+    repeated.remember(x, x, None, hosted=True)
+    assert repeated.matmul(x, x) is not None
     fresh.forget()
-    assert small.matmul(x, x) is None
+    assert repeated.matmul(x, x) is None
 
 
 @pytest.mark.parametrize("order", "FC")

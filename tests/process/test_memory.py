@@ -63,7 +63,7 @@ def test_what_is_known_of_calls_does_not_grow_for_ever(device, monkeypatch):
     fresh = engine.of(registry.Device(found, "a test"))
     with registry.using(fresh.device):
         for n in range(1, 20):
-            fresh.on_host.add(("f", n, n, n))
+            fresh.repeat(("f", n, n, n), None)
             clgemm.sgemm(1.0, np.ones((n, 2)), np.ones((2, n)))
             assert len(fresh.decisions) <= 5
-            assert len(fresh.on_host) <= 6
+            assert len(fresh.repeated) <= 5

@@ -22,7 +22,8 @@ Where M and N are too small for the units, K is cut as well.  A part then writes
 and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
 where it is long.
 
-B is read where it lies if it is real and not transposed; `packs_b` has the exceptions.
+B is read where it lies if it is real, and not transposed or met by few rows of A; `packs_b` has the
+exceptions.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level 
 NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
 PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster than 6 at d 4096
 CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
+FEW_PANELS = 2  # of A's rows: a B whose rows are streams of their own is read as often
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
@@ -212,15 +214,16 @@ class CpuPacked(KernelFamily):
 
     @staticmethod
     def packs_b(g: Gemm, config: Config) -> bool:
-        """Tell whether B is packed: where its rows would be streams of their own it always is.
+        """Tell whether B is packed.
 
-        So is a B whose columns fall on the same few cache sets, if there are more of them than an
-        8-way cache has room for (12 of them at n = 512: 16 % slower), or if there are enough rows
-        to pay for it.
+        It is where its rows are streams of their own and many rows of A meet them.  So is a B whose
+        columns fall on the same few cache sets, if there are more of them than an 8-way cache has
+        room for (12 of them at n = 512: 16 % slower), or if there are enough rows to pay for it.
         """
         alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
-        return bool(config["PACK_B"] or g.trans_b or (alike and crowded))
+        again = g.trans_b and g.m > FEW_PANELS * config["MR"]
+        return bool(config["PACK_B"] or again or (alike and (crowded or g.trans_b)))
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""

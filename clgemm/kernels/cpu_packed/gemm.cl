@@ -107,9 +107,9 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                 const int depth = kp;
                 const long step_b = NR * CE, column_b = CE;
 #else
-                __global const REAL *bj = b + pc + j * ldb;
+                __global const REAL *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);
                 const int depth = kc;
-                const long step_b = 1, column_b = ldb;
+                const long step_b = g.trans_b ? ldb : 1, column_b = g.trans_b ? 1 : ldb;
 #endif
                 const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
                 for (int i = above; i < mb; i += MR)

@@ -23,7 +23,7 @@
 #endif
 
 #ifndef PACK_B
-#define PACK_B 1  // 0: B is real, not transposed, and read where it lies
+#define PACK_B 1  // 0: B is real and read where it lies
 #endif
 
 #define MV (MR / VW)

@@ -1,0 +1,215 @@
+"""Products like an earlier one: what computes them, found by one look into a table.
+
+What the faces and the engine make of a call follows from types, shapes, strides and flags, and of
+values from alpha and beta alone.  So the way that was found for one call is kept, and later ones
+take it without asking for all of it again, which takes longer than many a product.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm import settings
+from clgemm.dispatch import engine as engines
+from clgemm.host import blas as host_blas
+from clgemm.problem import BY_DTYPE, Call
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from numpy.typing import NDArray
+
+    from clgemm.dispatch.engine import Engine
+
+log = logging.getLogger(__name__)
+
+_CONJUGATE = 2
+_MATRIX = 2  # axes
+
+
+def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:
+    """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None."""
+    known = engines.opened()
+    if known is None:
+        return None
+    compute = known.repeated.get(_kind(a, b, out))
+    if compute is None or log.isEnabledFor(logging.DEBUG):
+        return None
+    if compute.__class__ is not _ByDevice and not settings.chooses_route():
+        return None
+    return compute(a, b) if out is None else compute(a, b, out)
+
+
+def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
+    """Keep how a product of such arrays was computed: by the host as NumPy does, or by the device.
+
+    That `out` overlaps neither operand where the device computes is looked at in each call.
+    """
+    known = engines.opened()
+    arrays = (a, b) if out is None else (a, b, out)
+    if known is None or any(type(x) is not np.ndarray for x in arrays):
+        return
+    if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in BY_DTYPE):
+        return
+    compute = _by_host(a, b, out) if hosted else _ByDevice.of_matmul(known, a, b, out)
+    if compute is not None:
+        known.repeat(_kind(a, b, out), compute)
+
+
+def _kind(a: Any, b: Any, out: Any) -> Hashable:
+    """Tell what a decision depends on: operands that lie otherwise have one of their own."""
+    kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
+    return kind if out is None else (*kind, out.dtype, out.shape, out.strides)
+
+
+def _by_host(a: NDArray[Any], b: NDArray[Any], out: Any) -> Any:
+    """Return what computes a product on the host, None if it is too long for a single call."""
+    if multiplications(a, b) > host_blas.LONG:
+        return None
+    if host_blas.is_outer(a, b):
+        return host_blas.outer
+    return host_blas.tall if out is None and host_blas.is_tall(a, b) else host_blas.matmul
+
+
+def gemm(
+    alpha: float, a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int
+) -> NDArray[Any] | None:
+    """Return alpha * op(a) @ op(b) if such arrays were multiplied before, else None."""
+    known = engines.opened()
+    if known is None:
+        return None
+    compute = known.repeated.get(_gemm_kind(a, b, trans_a, trans_b))
+    if compute is None or log.isEnabledFor(logging.DEBUG):
+        return None
+    if compute.__class__ is not _ByDevice and not settings.chooses_route():
+        return None
+    op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+    found: NDArray[Any] | None = compute.gemm(alpha, op_a, op_b)
+    return found
+
+
+def remember_gemm(
+    a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int, *, hosted: bool
+) -> None:
+    """Keep how a BLAS product of such operands was computed."""
+    known = engines.opened()
+    n = b.shape[0 if trans_b else 1]
+    if known is None or not 0 < n * a.size <= host_blas.LONG:
+        return
+    conj = tuple(a.dtype.kind == "c" and x == _CONJUGATE for x in (trans_a, trans_b))
+    op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+    compute: Any = _GemmByHost(conj) if hosted else _ByDevice.of_gemm(known, op_a, op_b, conj)
+    if compute is not None:
+        known.repeat(_gemm_kind(a, b, trans_a, trans_b), compute)
+
+
+def _gemm_kind(a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int) -> Hashable:
+    return a.dtype, a.shape, a.strides, trans_a, b.dtype, b.shape, b.strides, trans_b
+
+
+class _GemmByHost:
+    """Multiplies as the route has it done: SciPy would copy row-major operands."""
+
+    def __init__(self, conj: tuple[bool, ...]) -> None:
+        self._conj = conj
+
+    def gemm(self, alpha: complex, op_a: NDArray[Any], op_b: NDArray[Any]) -> NDArray[Any]:
+        c = np.empty((op_a.shape[0], op_b.shape[1]), op_a.dtype, "F")
+        host_blas.gemm(Call.of(alpha, op_a, op_b, 0.0, c, *self._conj))
+        return c
+
+
+class _ByDevice:
+    """Multiplies on the device as was decided; returns None if that decision may not hold now."""
+
+    def __init__(self, known: Engine, call: Call) -> None:
+        self._engine = known
+        self._modes = settings.modes()
+        self._units = known.units()
+        self._decision = known.decide(call, self._modes)
+        self._shape = call.c.shape[::-1] if call.transposed else call.c.shape
+        self._dtype = call.c.dtype
+        self._conj = call.conj_a, call.conj_b
+        self._turned = call.transposed
+
+    @classmethod
+    def of_matmul(cls, known: Engine, a: Any, b: Any, out: Any) -> _ByDevice | None:
+        """Make what multiplies two matrices into a row-major result."""
+        if not a.ndim == b.ndim == _MATRIX:
+            return None
+        c = np.empty((a.shape[0], b.shape[1]), a.dtype) if out is None else out
+        return cls._of(known, Call.of(1.0, a, b, 0.0, c))
+
+    @classmethod
+    def of_gemm(
+        cls, known: Engine, op_a: Any, op_b: Any, conj: tuple[bool, ...]
+    ) -> _ByDevice | None:
+        """Make what multiplies two matrices, perhaps conjugated, into a column-major result."""
+        c = np.empty((op_a.shape[0], op_b.shape[1]), op_a.dtype, "F")
+        return cls._of(known, Call.of(1.0, op_a, op_b, 0.0, c, *conj))
+
+    @classmethod
+    def _of(cls, known: Engine, call: Call) -> _ByDevice | None:
+        """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
+        (m, n), a, b = call.c.shape, call.a, call.b
+        may_be_gram = m == n and a.strides == b.strides[::-1]
+        if may_be_gram or call.c.dtype != a.dtype or engines.partners_of(known):
+            return None
+        found = cls(known, call)
+        decision = found._decision
+        return found if not decision.copied and decision.route.where == "device" else None
+
+    def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
+        """Multiply as `numpy.matmul` does."""
+        if out is None:
+            c = np.empty(self._shape, self._dtype)
+        elif out.flags.behaved and not (np.may_share_memory(out, a) or np.may_share_memory(out, b)):
+            c = out
+        else:
+            return None
+        return self._run(1.0, a, b, c)
+
+    def gemm(self, alpha: complex, op_a: NDArray[Any], op_b: NDArray[Any]) -> NDArray[Any] | None:
+        """Multiply as BLAS does."""
+        return self._run(alpha, op_a, op_b, np.empty(self._shape, self._dtype, "F"))
+
+    def _run(
+        self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]
+    ) -> NDArray[Any] | None:
+        known, conj = self._engine, self._conj
+        if known.units() != self._units or settings.modes() != self._modes:
+            return None
+        if not (_is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
+            return None
+        if self._turned:
+            call = Call(alpha, b.T, a.T, 0.0, c.T, conj[0], conj[1], transposed=True)
+        else:
+            call = Call(alpha, a, b, 0.0, c, conj[0], conj[1])
+        known.run(self._decision, call)
+        return c
+
+
+def _is_aligned(x: NDArray[Any]) -> bool:
+    """Tell whether kernels can load the elements; in doubt, not, for asking takes a microsecond."""
+    if x.dtype.kind != "c":
+        return x.flags.aligned
+    base = x.base  # complex numbers count as aligned where their parts are
+    return base is None or (type(base) is np.ndarray and base.base is None and base.size == x.size)
+
+
+def multiplications(a: Any, b: Any) -> int:
+    """Count those of vectors and stacks; 0 for what is none, and for stacks to be broadcast."""
+    if not (a.ndim and b.ndim):
+        return 0
+    if a.ndim > _MATRIX and b.ndim > _MATRIX and a.shape[:-2] != b.shape[:-2]:
+        return 0
+    rows, columns, _ = extents(a, b)
+    return int(max(a.size * columns, b.size * rows))
+
+
+def extents(a: Any, b: Any) -> tuple[int, int, int]:
+    """Return m, n and k of operands of which one or both may be vectors."""
+    return a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1, a.shape[-1]

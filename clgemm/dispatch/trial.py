@@ -1,0 +1,103 @@
+"""Tries both sides of a product where predictions leave open which one is faster.
+
+A prediction errs by a fifth and more; where the sides are nearer than that, a few runs of the very
+product tell more than any model.  Each kind is tried once, before its first product is computed,
+and what was found holds to the end of the process: equal calls give equal bits.  So does what was
+not tried because trials had taken their share of the time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.dispatch.route import DEVICE, HOST, Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+NEAR = 2.5  # times as long as the other: what is further apart is believed
+LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
+LEAST, MOST_RUNS = 3, 8  # runs of which the least time counts, after one that is not timed
+BLOCK_SECONDS = 5e-4  # of them in all, if they are short
+PAUSE = 3e-4  # seconds between the sides: idle threads of the host's BLAS spin for a while
+FREE, SHARE = 0.05, 0.05  # seconds, and the share of a process' time, that trials may take
+MOST_KINDS = 4096
+CALL_SECONDS = 1e-6  # that a call on the device takes before and after what is timed here
+GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
+
+_begun = time.monotonic()
+
+
+class Trials:
+    """What was found for each kind of products, in one process."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, Route] = {}
+        self._lock = threading.Lock()
+        self._spent = 0.0
+
+    def settle(
+        self, kind: Hashable, predicted: Route, sides: Callable[[], tuple[Any, Any]]
+    ) -> Route:
+        """Return the faster side of a kind of products: tried, or as predicted.
+
+        Parameters
+        ----------
+        kind : hashable
+            What decides on the times.
+        predicted : Route
+            What the model says.
+        sides : callable
+            Returns two functions, of which one computes the product on the host and the other on
+            the device.  Asked for only if they are to be tried.
+        """
+        host, device = predicted.host_seconds, predicted.device_seconds
+        if host is None or device is None:
+            return predicted
+        far = max(host, device) > NEAR * min(host, device)
+        if far or min(host, device) > LONGEST:
+            return predicted
+        found = self._found.get(kind)
+        if found is not None or len(self._found) >= MOST_KINDS:
+            return found or predicted
+        with self._lock:  # two threads find the same
+            if kind not in self._found:
+                expected = PAUSE + max((LEAST + 1) * (host + device), 2 * BLOCK_SECONDS)
+                self._found[kind] = (
+                    self._try(predicted, sides) if self._may_spend(expected) else predicted
+                )
+            return self._found[kind]
+
+    def _may_spend(self, seconds: float) -> bool:
+        return self._spent + seconds <= FREE + SHARE * (time.monotonic() - _begun)
+
+    def _try(self, predicted: Route, sides: Callable[[], tuple[Any, Any]]) -> Route:
+        start = time.perf_counter()
+        try:
+            with np.errstate(all="ignore"):
+                by_host, by_device = sides()
+                host = _least(by_host)
+                time.sleep(PAUSE)
+                device = _least(by_device)
+        finally:
+            self._spent += time.perf_counter() - start
+        faster = DEVICE if device + CALL_SECONDS <= GAIN * host else HOST
+        return predicted._replace(
+            where=faster, why=f"tried: the {faster} is faster", host_seconds=host,
+            device_seconds=device,
+        )  # fmt: skip
+
+
+def _least(compute: Callable[[], object]) -> float:
+    """Return the least time of a few runs."""
+    compute()
+    found: list[float] = []
+    while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
+        before = time.perf_counter()
+        compute()
+        found.append(time.perf_counter() - before)
+    return min(found)

@@ -1,0 +1,216 @@
+"""Products like an earlier one take a short way: to the same bits, and only while it holds."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from helpers import run_python
+
+import clgemm
+from clgemm.api import repeated, small
+from clgemm.dispatch import engine
+from clgemm.host import blas as host_blas
+from clgemm.host import scipy_blas, threads
+from clgemm.problem import PRECISIONS
+from clgemm.tuning.measure.verify import random_matrix
+
+M, N, K = 90, 70, 80
+
+
+@pytest.fixture
+def shortly(device, monkeypatch):
+    """Let the device compute, and refuse the long way from the second call on."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    engine.of(device).forget()
+
+    def use():
+        monkeypatch.setattr(engine, "compute", None)
+
+    yield use
+    engine.of(device).forget()
+
+
+@pytest.fixture
+def operands(rng):
+    return rng.uniform(-1, 1, (M, K)), rng.uniform(-1, 1, (K, N))
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_later_products_are_the_first_one_bit_by_bit(device, shortly, code, rng):
+    device.require(PRECISIONS[code])
+    a, b = (random_matrix(rng, PRECISIONS[code], *shape) for shape in ((M, K), (K, N)))
+    out = np.empty((M, N), a.dtype)
+    gemm = getattr(clgemm, f"{code}gemm")
+    calls = {
+        "matmul": lambda: clgemm.matmul(a, b),
+        "out": lambda: clgemm.matmul(a, b, out=out).copy(),
+        "gemm": lambda: gemm(2.0, a, b),
+        "conjugated": lambda: gemm(2.0, a, b.T, trans_b=2),
+    }
+    first = {name: call() for name, call in calls.items()}
+    shortly()
+    out[...] = np.nan
+    for name, call in calls.items():
+        again = call()
+        assert again.tobytes() == first[name].tobytes(), name
+        assert again.flags.c_contiguous == first[name].flags.c_contiguous
+        assert again.flags.owndata
+    assert clgemm.matmul(a, b, out=out) is out
+    np.testing.assert_allclose(clgemm.matmul(2 * a, b), 2 * first["matmul"])
+
+
+def test_another_kind_takes_the_long_way(shortly, operands):
+    a, b = operands
+    clgemm.matmul(a, b)
+    shortly()
+    clgemm.matmul(a.copy(), b.copy())
+    others = {
+        "type": (a.astype(np.float32), b.astype(np.float32)),
+        "byte order": (a.astype(">f8"), b),
+        "order": (np.asfortranarray(a), b),
+        "gaps": (np.repeat(a, 2, axis=1)[:, ::2], b),
+        "shape": (a[:-1], b),
+        "subclass": (a.view(np.matrix), b),
+    }
+    for x, y in others.values():
+        with pytest.raises(TypeError):
+            clgemm.matmul(x, y)
+
+
+def test_out_is_looked_at_each_time(shortly, operands):
+    a, b = operands
+    want, c = clgemm.matmul(a, b), np.empty((M, N))
+    clgemm.matmul(a, b, out=c)
+    c.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        clgemm.matmul(a, b, out=c)
+    square = a[:K].copy()
+    product, other = square @ square.T.copy(), square.T.copy()
+    clgemm.matmul(square, other, out=np.empty((K, K)))
+    np.testing.assert_allclose(clgemm.matmul(square, other, out=square), product)
+    shortly()
+    assert clgemm.matmul(a, b).tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("code", "dz")
+def test_misaligned_operands_are_not_taken(device, shortly, code, rng):
+    device.require(PRECISIONS[code])
+    a, b = (random_matrix(rng, PRECISIONS[code], *shape) for shape in ((M, K), (K, N)))
+    want = clgemm.matmul(a, b)
+    memory = np.empty(a.nbytes + 8, np.uint8)
+    for offset in (8, 1) if code == "z" else (1,):
+        moved = memory[offset : offset + a.nbytes].view(a.dtype).reshape(a.shape)
+        moved[...] = a
+        np.testing.assert_allclose(clgemm.matmul(moved, b), want)
+    shortly()
+    assert clgemm.matmul(a, b).tobytes() == want.tobytes()
+
+
+def test_a_gram_product_is_none_of_a_kind_with_others(shortly, rng):
+    """Of equal shapes and strides, but computed by halves."""
+    a, b = (random_matrix(rng, PRECISIONS["d"], M, M) for _ in "ab")
+    general = clgemm.matmul(a, b.T)
+    gram = clgemm.matmul(a, a.T)
+    assert (gram == gram.T).all()
+    np.testing.assert_allclose(general, a @ b.T, atol=1e-12)
+    assert (clgemm.matmul(b, b.T) == clgemm.matmul(b, b.T).T).all()
+    shortly()
+    with pytest.raises(TypeError):
+        clgemm.matmul(a, b.T)
+
+
+def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
+    device, shortly, operands, monkeypatch
+):
+    a, b = operands
+    clgemm.matmul(a, b)
+    clgemm.dgemm(1.0, a, b)
+    shortly()
+    for name, value in (("CLGEMM_ROUTE", "auto"), ("CLGEMM_FP32", "fma")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(TypeError):
+                clgemm.matmul(a, b)
+            with pytest.raises(TypeError):
+                clgemm.dgemm(1.0, a, b)
+    if device.traits.kind == "cpu" and device.traits.compute_units > 1:
+        with monkeypatch.context() as patch:
+            patch.setattr(threads, "limit", lambda: 1)
+            with pytest.raises(TypeError):
+                clgemm.matmul(a, b)
+    clgemm.matmul(a, b)
+
+
+def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monkeypatch):
+    a, b = operands
+    known = engine.of(device)
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    repeated.remember(a, b, None, hosted=True)
+    repeated.remember_gemm(a, b, 0, 0, hosted=True)
+    assert repeated.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
+    np.testing.assert_allclose(repeated.gemm(2.0, a, b, 0, 0), 2 * (a @ b))
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    assert repeated.matmul(a, b) is None
+    assert repeated.gemm(2.0, a, b, 0, 0) is None
+    known.forget()
+
+
+def test_log_lines_tell_of_every_call(shortly, operands, caplog):
+    a, b = operands
+    with caplog.at_level("DEBUG", logger="clgemm"):
+        clgemm.matmul(a, b)
+        count = len(caplog.records)
+        clgemm.matmul(a, b)
+    assert len(caplog.records) > count > 0
+    shortly()
+    clgemm.matmul(a, b)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_outer_products_are_numpys(code, rng, monkeypatch):
+    """Zeros without a sign, NaN and infinity among them where BLAS knows what these are."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    scipy_blas.module()
+    precision = PRECISIONS[code]
+    a, b = random_matrix(rng, precision, 300, 1), random_matrix(rng, precision, 1, 41)
+    a[:2, 0], b[0, :2] = (0, -1), (0, -1)
+    if not precision.is_complex:
+        a[2, 0], b[0, 2] = np.inf, np.nan
+    spread = np.repeat(b, 3, axis=1)[:, ::3]
+    # Parts of complex products are sums of two, which may be rounded once or twice.
+    exact = precision.eps if precision.is_complex else 0
+    with np.errstate(invalid="ignore"):
+        for x, y in itertools.product((a, np.repeat(a, 2, axis=0)[::2]), (b, spread)):
+            assert host_blas.is_outer(x, y)
+            want = np.matmul(x, y)
+            for got in (small.matmul(x, y), clgemm.matmul(x, y), host_blas.outer(x, y)):
+                np.testing.assert_allclose(got, want, rtol=exact, atol=exact)
+                assert (np.signbit(got.real) == np.signbit(want.real))[got.real == 0].all()
+                assert got.flags.c_contiguous
+                assert got.flags.owndata
+        for order in "CF":
+            out = np.full((300, 41), np.nan, precision.dtype, order)
+            assert clgemm.matmul(a, b, out=out) is out
+            np.testing.assert_allclose(out, np.matmul(a, b), rtol=exact, atol=exact)
+        overlapping = np.ones((300, 41), precision.dtype)
+        want = np.matmul(overlapping[:, :1], b)
+        host_blas.outer(overlapping[:, :1], b, overlapping)
+        np.testing.assert_array_equal(overlapping, want)
+    with pytest.raises(ValueError, match="mismatch"):
+        clgemm.matmul(np.ones((40, 5)), np.ones((1, 40)))
+
+
+@pytest.mark.process
+def test_a_short_outer_product_does_not_load_scipy():
+    program = """
+import sys
+import numpy as np
+import clgemm
+a = np.arange(100.0)[:, None]
+assert (clgemm.matmul(a, a.T) == np.outer(a, a)).all()
+assert "scipy.linalg" not in sys.modules
+"""
+    run = run_python(program)
+    assert run.returncode == 0, run.stderr

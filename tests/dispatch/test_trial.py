@@ -1,0 +1,144 @@
+"""Both sides of a product are tried where predictions are near, once a kind and within a budget."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import clgemm
+from clgemm.dispatch import engine, trial
+from clgemm.dispatch.route import DEVICE, HOST, Route
+from clgemm.dispatch.times import BreakEven
+from clgemm.errors import DeviceError
+from clgemm.runtime import registry
+
+NEAR = Route(HOST, "predicted", 1e-4, 0.9e-4)
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    monkeypatch.setattr(trial, "FREE", 1e9)
+    monkeypatch.setattr(trial, "PAUSE", 0)
+    return trial.Trials()
+
+
+def sides(host, device):
+    """Make two sides that take so many seconds."""
+    calls = []
+
+    def side(name, seconds):
+        calls.append(name)
+        time.sleep(seconds)
+
+    return calls, lambda: (lambda: side(HOST, host), lambda: side(DEVICE, device))
+
+
+@pytest.mark.parametrize(("seconds", "where"), [((0.01, 0.002), DEVICE), ((0.002, 0.01), HOST)])
+def test_the_faster_one_is_found_once(trials, seconds, where):
+    (host, device), (calls, both) = seconds, sides(*seconds)
+    found = trials.settle("kind", NEAR, both)
+    assert found.where == where
+    assert where in found.why
+    assert host <= found.host_seconds < 10 * host
+    assert device <= found.device_seconds < 10 * device
+    count = len(calls)
+    assert trials.settle("kind", NEAR, both) is found
+    assert len(calls) == count
+    trials.settle("another", NEAR, both)
+    assert len(calls) > count
+
+
+@pytest.mark.parametrize(
+    "predicted",
+    [
+        Route(HOST, "a rule"),
+        Route(HOST, "far", 1e-4, 1e-3),
+        Route(DEVICE, "far", 1e-3, 1e-4),
+        Route(DEVICE, "long", 2e-2, 1.9e-2),
+    ],
+    ids=["rule", "slower device", "faster device", "long"],
+)
+def test_what_is_sure_is_not_tried(trials, predicted):
+    calls, both = sides(0, 0)
+    assert trials.settle("kind", predicted, both) is predicted
+    assert not calls
+
+
+def test_the_budget_is_kept_and_its_end_changes_nothing(trials, monkeypatch):
+    monkeypatch.setattr(trial, "FREE", 0.02)
+    monkeypatch.setattr(trial, "SHARE", 0)
+    calls, both = sides(0.01, 0.01)
+    trials.settle("first", NEAR, both)
+    count = len(calls)
+    assert count
+    assert trials.settle("second", NEAR, both) is NEAR
+    monkeypatch.setattr(trial, "FREE", 1e9)
+    assert trials.settle("second", NEAR, both) is NEAR, "equal calls give equal bits"
+    monkeypatch.setattr(trial, "MOST_KINDS", 2)
+    assert trials.settle("third", NEAR, both) is NEAR
+    assert len(calls) == count
+
+
+def test_threads_find_the_same(trials):
+    calls, both = sides(0.002, 0.001)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(trials.settle("kind", NEAR, both)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(x is found[0] for x in found)
+    assert calls.count(HOST) <= trial.MOST_RUNS + 1
+
+
+@pytest.fixture
+def near(device, monkeypatch):
+    """Let an engine believe that both sides take about as long."""
+    if device.traits.kind != "cpu":
+        pytest.skip("only on CPU devices both sides are tried")
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    monkeypatch.setattr(trial, "FREE", 1e9)
+    monkeypatch.setattr(BreakEven, "host_seconds", lambda *_: 1.0e-3)
+    monkeypatch.setattr(BreakEven, "device_seconds", lambda *_: 1.1e-3)
+    found = engine.of(device)
+    monkeypatch.setattr(found, "_trials", trial.Trials())
+    monkeypatch.setattr(found, "_break_even", lambda _problem: BreakEven(None, None))
+    found.forget()
+    with registry.using(device):
+        yield found
+    found.forget()
+
+
+def test_a_product_is_tried_with_its_own_operands(near, rng):
+    """And nothing of the caller's is written meanwhile."""
+    a, b, c = (rng.uniform(-1, 1, (170, 170)) for _ in "abc")
+    c, kept = np.asfortranarray(c), c.copy()
+    assert clgemm.explain(a, b, np.empty_like(c)).why.startswith("tried: ")
+    got = clgemm.dgemm(1.0, a, b, beta=2.0, c=c)
+    np.testing.assert_allclose(got, a @ b + 2 * kept)
+    np.testing.assert_array_equal(c, kept)
+    clgemm.dgemm(1.0, a, b, beta=2.0, c=c, overwrite_c=1)
+    np.testing.assert_allclose(c, a @ b + 2 * kept)
+    first = clgemm.matmul(a[:160], b)
+    for _ in range(3):
+        near.forget()
+        assert clgemm.matmul(a[:160], b).tobytes() == first.tobytes()
+    stack = clgemm.matmul(np.stack([a, b]), np.stack([b, a]))
+    np.testing.assert_allclose(stack, np.stack([a @ b, b @ a]))
+
+
+def test_what_cannot_be_tried_goes_as_predicted(near, monkeypatch):
+    def fails(_problem):
+        raise DeviceError("out of order")
+
+    monkeypatch.setattr(near, "runner", fails)
+    x = np.ones((170, 170))
+    assert (clgemm.matmul(x, x) == 170).all()
+    assert clgemm.explain(x, x).route == "host"
