@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from clgemm.problem import PRECISIONS
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl_errors import translated_errors
+from clgemm.runtime.reentry import entry
 from clgemm.runtime.runner import Work
 from clgemm.streaming.schedule import Block, Span, call_of
 
@@ -154,6 +155,7 @@ class MultiDeviceRunner:
         waiting = {id(share): deque(share.tiles) for share in self.shares}
         stop = Stop()  # one device failed, or Ctrl-C was heard: the others end early
 
+        @entry()
         def work(share: Share, member: Member, runners: dict[tuple[int, int, int], Runner]) -> None:
             queue = waiting[id(share)]
             while queue and not stop.is_set():

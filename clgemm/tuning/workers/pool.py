@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from clgemm.errors import TuningError
 from clgemm.runtime.processor import usable_cores
+from clgemm.runtime.reentry import entry
 from clgemm.tuning.outcome import Outcome, Task, config_as_json
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @entry()
     def ask(
         self,
         task: Task,
@@ -141,6 +143,7 @@ class Worker:
         """Tell this worker, and those that replace it, the sizes and the clock of an outcome."""
         self._setup = self._setup._replace(side=outcome.side, clock=outcome.clock)
 
+    @entry()
     def start(self) -> None:
         """Start the process if there is none and let it open the device.
 
@@ -224,6 +227,7 @@ def why_no_worker() -> str | None:
     return None
 
 
+@entry()
 def _listen(pipe: IO[str], answers: queue.Queue[str]) -> None:
     """Pass a process' lines on; an empty one says that it has ended."""
     try:
