@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from clgemm.errors import TuningError
+from clgemm.runtime.interrupt import until_done
 from clgemm.runtime.processor import usable_cores
 from clgemm.runtime.reentry import entry
 from clgemm.tuning.outcome import Outcome, Task, config_as_json
@@ -274,7 +275,9 @@ class WorkerPool:
             If the one that measures cannot.
         """
         starts = {worker: self._threads.submit(worker.start) for worker in self._workers}
-        starts.pop(self.measuring).result()
+        measuring = starts.pop(self.measuring)
+        until_done([measuring])
+        measuring.result()
         for worker, started in starts.items():
             error = started.exception()
             if isinstance(error, TuningError | OSError):
