@@ -144,17 +144,21 @@ def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory
         wait_for_it()
         return
     try:
-        _take(ended)
+        _wait_for(ended, kept)
     except BaseException:
         cancel()
-        _take(ended)
+        _wait_for(ended, kept)
         raise
     if failed:
         raise failed[0]
 
 
-def _take(lock: threading.Lock) -> None:
-    while not lock.acquire(timeout=TURN_SECONDS):
+def _wait_for(ended: threading.Lock, kept: list[Any]) -> None:
+    """Wait until a thread has released what it works on, and then the lock.
+
+    Ctrl-C may come when the lock has just been taken, so the lock alone does not tell.
+    """
+    while kept and not ended.acquire(timeout=TURN_SECONDS):
         pass
 
 

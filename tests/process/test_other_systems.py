@@ -172,6 +172,40 @@ def test_ctrl_c_is_heard_where_locks_hear_nothing(pressed, monkeypatch):
     assert time.monotonic() - pressed[0] < 2
 
 
+def test_ctrl_c_that_comes_when_a_wait_has_just_ended_is_heard(monkeypatch):
+    """The lock is taken by then: whoever waited for it once more would wait for ever."""
+
+    class LateLock(DeafLock):
+        def __init__(self):
+            super().__init__()
+            acquire, taken = self.acquire, []
+
+            def acquire_and_hear(*arguments, **more):
+                got = acquire(*arguments, **more)
+                taken.append(got)
+                if got and taken.count(True) == 2:  # the first one is its maker's
+                    raise KeyboardInterrupt
+                return got
+
+            self.acquire = acquire_and_hear
+
+    names = vars(threading) | {"Lock": LateLock}
+    monkeypatch.setattr(interrupt, "threading", SimpleNamespace(**names))
+    heard = []
+
+    def call():
+        try:
+            interrupt.wait(SimpleNamespace(wait=lambda: time.sleep(0.2)), lambda: None, ())
+        except KeyboardInterrupt:
+            heard.append(True)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), "the call waits for ever"
+    assert heard
+
+
 def test_ctrl_c_is_heard_while_jobs_are_waited_for(pressed, monkeypatch):
     event = Event()
     monkeypatch.setattr(interrupt, "wait_for_jobs", deaf(interrupt.wait_for_jobs))
