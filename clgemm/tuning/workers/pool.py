@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 MOST = 4  # workers: each has a context on the device and starts in a few tenths of a second
 GPU_BUILDS = 6  # programs that a candidate for a GPU is made of, built at a time
 LOOK_SECONDS = 0.05  # between looks at whether anybody still waits, or may go on
+END_SECONDS = 5.0  # that a worker is waited for which says no more, or was killed
 STDERR_TAIL = 400  # characters of a dead worker's last words that are kept
 PYTHON = re.compile("python|pypy|graalpy", re.IGNORECASE)
 
@@ -202,7 +203,10 @@ class Worker:
 
     def _last_words(self) -> str:
         assert self._process is not None  # noqa: S101 - it has just ended
-        code = self._process.wait()
+        try:
+            code = str(self._process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            code = "its answers, and hangs"
         self._stderr.seek(0)
         words = self._stderr.read()[-STDERR_TAIL:].decode(errors="replace").strip()
         return f"the worker ended with {code}: {words}"
@@ -212,7 +216,8 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a driver may keep it from ending
+                process.wait(END_SECONDS)
             for pipe in (process.stdin, process.stdout, self._stderr):
                 if pipe is not None:
                     with suppress(OSError):  # what was still to be written to a dead process
