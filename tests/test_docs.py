@@ -18,7 +18,7 @@ if not (ROOT / "README.md").exists():
     pytest.skip("an installed clgemm has no pages beside it", allow_module_level=True)
 
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted(ROOT.glob("SECURITY.md")), *sorted((ROOT / "docs").glob("*.md"))]
 README_LINES = 130
 PLACES = (ROOT, ROOT / "clgemm", ROOT / "clgemm" / "kernels")
 """Where a path in a page may begin."""

@@ -64,7 +64,7 @@ def decide_matmul(engine: Engine, a: Any, b: Any, out: Any, *, same: bool) -> Ar
     `same` tells whether `a` and `b` begin at the same place of the same memory.
     """
     arrays = [a, b] if out is None else [a, b, out]
-    _require_dtype("matmul", a.dtype, *arrays)
+    require_dtype("matmul", a.dtype, *arrays)
     x, y = _layouts(a, b)
     if not x.ndim or not y.ndim:
         raise ValueError("matmul: an operand has no axis: multiply by a number instead")
@@ -113,7 +113,7 @@ def shape_of_product(
 ) -> tuple[int, int]:
     """Check the operands of a kind of call; return the shape of its result."""
     arrays = (a, b) if c is None else (a, b, c)
-    _require_dtype(where, precision.dtype, *arrays)
+    require_dtype(where, precision.dtype, *arrays)
     if any(x.ndim != _MATRIX for x in arrays):
         raise GemmArgumentError(f"{where}: device arrays must be matrices, of two axes each")
     left = a.shape[::-1] if trans_a else a.shape
@@ -128,7 +128,8 @@ def shape_of_product(
     return shape
 
 
-def _require_dtype(where: str, dtype: np.dtype[Any], *arrays: Any) -> None:
+def require_dtype(where: str, dtype: np.dtype[Any], *arrays: Any) -> None:
+    """Refuse Arrays unless all are of one type that a BLAS routine computes in."""
     dtypes = [x.dtype for x in arrays]
     if dtype not in BY_DTYPE or any(x != dtype for x in dtypes):
         raise TypeError(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm import settings
-from clgemm.api.arguments import as_factor, as_flag, as_transposition, is_device_array
+from clgemm.api import nested_arrays
+from clgemm.api.arguments import as_factor, as_flag, as_transposition
 from clgemm.api.array_decisions import (
     COARSEST,
     ArrayDecision,
@@ -20,14 +21,14 @@ from clgemm.api.array_decisions import (
     decide_matmul,
     shape_of_product,
 )
+from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.runtime import forks, opencl, registry
 from clgemm.runtime.opencl_errors import translated
+from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from clgemm.dispatch.engine import Engine
     from clgemm.problem import Precision
     from clgemm.runtime.kernel_runner import Values
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _CONJUGATE = 2  # trans_a or trans_b
 
 
+@entry(nested_arrays.to_device)
 def to_device(x: Any) -> Any:
     """Copy an array to the device in use.
 
@@ -74,13 +76,14 @@ def to_device(x: Any) -> Any:
     return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)
 
 
+@entry(nested_arrays.matmul)
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays as `numpy.matmul` would, into `out` or a new C-ordered Array."""
     if type(a) is not type(b) or not (out is None or type(out) is type(a)):
-        _require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
+        require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
     queue = a.queue
     if queue is None or b.queue is not queue or (out is not None and out.queue is not queue):
-        queue = _queue("matmul", a, b, out)
+        queue = queue_of("matmul", a, b, out)
     engine, state = engines.of_queue(queue)
     same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
     key: tuple[Any, ...] = (
@@ -96,7 +99,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
         engine.remember(key, decision)
     if out is None:
         out = _empty(engine, state, decision, queue, a)
-    elif out.base_data is not None and (_overlap(out, a) or _overlap(out, b)):
+    elif out.base_data is not None and (overlap(out, a) or overlap(out, b)):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
     if not decision.size:
         return out
@@ -106,6 +109,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
     return out
 
 
+@entry(nested_arrays.gemm)
 def gemm(
     where: str, precision: Precision, alpha: Any, a: Any, b: Any, beta: Any, c: Any,
     trans_a: Any, trans_b: Any, overwrite_c: Any,
@@ -117,10 +121,10 @@ def gemm(
     alpha = as_factor(where, "alpha", alpha, precision)
     beta = 0.0 if beta is None else as_factor(where, "beta", beta, precision)
     if type(a) is not type(b) or not (c is None or type(c) is type(a)):
-        _require_arrays(where, {"a": a, "b": b} | ({} if c is None else {"c": c}))
+        require_arrays(where, {"a": a, "b": b} | ({} if c is None else {"c": c}))
     queue = a.queue
     if queue is None or b.queue is not queue or (c is not None and c.queue is not queue):
-        queue = _queue(where, a, b, c)
+        queue = queue_of(where, a, b, c)
     engine, state = engines.of_queue(queue)
     operands = (
         precision.code, trans_a, trans_b, a.dtype, a.shape, b.dtype, b.shape,
@@ -209,32 +213,13 @@ def _hold(event: cl.Event, queue: cl.CommandQueue, operands: tuple[Any, Any]) ->
             opencl.load().enqueue_barrier(x.queue, wait_for=[event])
 
 
-def _span(x: Any) -> tuple[int, int]:
-    """Return the first byte of an Array in its buffer and the one after its last."""
-    steps = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
-    return (
-        x.offset + sum(s for s in steps if s < 0),
-        x.offset + sum(s for s in steps if s > 0) + x.dtype.itemsize,
-    )
-
-
-def _overlap(x: Any, y: Any) -> bool:
-    """Tell whether two Arrays may share memory."""
-    if x.base_data is not y.base_data and x.base_data != y.base_data:
-        return False
-    if not (x.size and y.size):
-        return False
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    return x0 < y1 and y0 < x1
-
-
 def _result(
     engine: Engine, state: QueueState, arrays: tuple[Any, Any, Any], shape: tuple[int, int],
     beta: complex, queue: cl.CommandQueue, where: str, overwrite: bool,
 ) -> tuple[Any, complex]:  # fmt: skip
     """Return the Array to compute into, holding c's values unless beta is 0, and beta."""
     a, b, c = arrays
-    if c is not None and overwrite and not _overlap(c, a) and not _overlap(c, b):
+    if c is not None and overwrite and not overlap(c, a) and not overlap(c, b):
         return c, beta
     if c is None or beta == 0:
         itemsize = a.dtype.itemsize
@@ -252,26 +237,3 @@ def _result(
             "contiguous c, or overwrite_c=1"
         )
     return c.copy(queue=queue), beta
-
-
-def _require_arrays(where: str, operands: Mapping[str, Any]) -> None:
-    there = [name for name, x in operands.items() if is_device_array(x)]
-    here = [name for name in operands if name not in there]
-    if here:
-        raise TypeError(
-            f"{where}: {', '.join(there)} on the device (pyopencl.array.Array) and "
-            f"{', '.join(here)} on the host are mixed: call clgemm.to_device({here[0]}), or "
-            f"{there[0]}.get()"
-        )
-
-
-def _queue(where: str, *arrays: Any) -> cl.CommandQueue:
-    """Return the queue of the first operand that has one; all must be of one context."""
-    given = [x for x in arrays if x is not None]
-    queues = [x.queue for x in given if x.queue is not None]
-    if not queues:
-        raise ValueError(f"{where}: no operand has a queue: call .with_queue(queue) on one")
-    if any(x.context != queues[0].context for x in given):
-        raise ValueError(f"{where}: the operands are of different OpenCL contexts")
-    queue: cl.CommandQueue = queues[0]
-    return queue

@@ -16,6 +16,7 @@ from clgemm import settings
 from clgemm.dispatch import engine as engines
 from clgemm.host import blas as host_blas
 from clgemm.problem import BY_DTYPE, Call
+from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -152,6 +153,7 @@ class _ByDevice:
         return cls._of(known, Call.of(1.0, op_a, op_b, 0.0, c, *conj))
 
     @classmethod
+    @reentry.entry(nested=lambda *_: None)
     def _of(cls, known: Engine, call: Call) -> _ByDevice | None:
         """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
         (m, n), a, b = call.c.shape, call.a, call.b
@@ -176,6 +178,7 @@ class _ByDevice:
         """Multiply as BLAS does."""
         return self._run(alpha, op_a, op_b, np.empty(self._shape, self._dtype, "F"))
 
+    @reentry.entry(nested=lambda *_: None)
     def _run(
         self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]
     ) -> NDArray[Any] | None:

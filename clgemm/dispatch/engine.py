@@ -13,7 +13,6 @@ import atexit
 import logging
 import os
 import sys
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -41,7 +40,7 @@ from clgemm.problem import (
     expressible,
     layout_of,
 )
-from clgemm.runtime import forks, registry
+from clgemm.runtime import forks, reentry, registry
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.streaming.copy_threads import CopyThreads
@@ -110,7 +109,7 @@ class Engine:
         """Precisions of which something small was decided on before anything was measured."""
         self._found_out: set[str] = set()
         """Precisions whose parameters were looked for before a product was decided on."""
-        self._finding_out = threading.Lock()
+        self._finding_out = reentry.CheckedLock()
         self._trials = Trials()
         self._on_cores = device.traits.kind == "cpu"
         self._units = device.traits.compute_units
@@ -231,6 +230,8 @@ class Engine:
 
         try:
             return self._trials.settle((problem, self.units()), predicted, sides)
+        except reentry.WouldDeadlockError:
+            raise
         except (ClgemmError, MemoryError, self.device.cl.Error) as error:
             log.debug("both sides of a product could not be tried: %s", error)
             return predicted
@@ -258,7 +259,7 @@ class Engine:
         they would be measured too, and be decided on without the figures.
         """
         code = precision.code
-        with self._finding_out:
+        with self._finding_out():
             if code not in self._found_out and self.parameters.known(code) is None:
                 find_or_default(lambda: self.parameters.of(code), lambda _why: None)
                 if code in self.parameters.searched:
@@ -289,7 +290,7 @@ class Engine:
             config = self.parameters.config_for(problem)
             plan = BY_NAME[config.family].plan(traits, problem, config)
             try:
-                with device.lock:
+                with device.building():
                     long = problem.flops >= LONG_FLOPS
                     return KernelRunner(device, problem, plan, config=config, long=long)
             except BuildError as error:
@@ -310,6 +311,7 @@ class Engine:
         origin = tuned.origin if tuned and chosen else "the family's default"
         return explained(g, decision.route, work, str(self.device), origin, copied)
 
+    @reentry.entry()
     def tune(self, code: str, effort: Effort) -> Result:
         """Search for one precision's parameters now, and measure its break-evens with them."""
         result = self.parameters.tune(code, effort)
@@ -423,6 +425,16 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Engine, QueueState]:
     return of(device), state
 
 
+def _nested(call: Call, by_host: ByHost | None = None) -> bool:
+    """Compute a call that comes from within another one: without a lock, and without a word."""
+    if call.c.size and (call.alpha == 0 or call.a.shape[-1] == 0):
+        _scale(call.c, call.beta)
+    elif call.c.size:
+        (by_host or host_blas.gemm)(call)
+    return False
+
+
+@reentry.entry(_nested)
 def compute(call: Call, by_host: ByHost | None = None) -> bool:
     """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c`` with arrays of NumPy's.
 
@@ -462,6 +474,11 @@ def compute(call: Call, by_host: ByHost | None = None) -> bool:
     return engine.compute(call, modes, by_host) and modes.route == "auto"
 
 
+def _explain_nested(call: Call) -> Explanation:
+    return _explain_host(call, reentry.WHY_HOST)
+
+
+@reentry.entry(_explain_nested)
 def explain(call: Call) -> Explanation:
     """Tell what `compute` would do with a call; there is something to multiply."""
     modes = settings.modes()
@@ -473,7 +490,10 @@ def explain(call: Call) -> Explanation:
 
 
 def _on_host(call: Call, modes: Modes) -> Explanation:
-    why = "CLGEMM_ROUTE=host" if modes.route == HOST else forks.WHY_NOT
+    return _explain_host(call, "CLGEMM_ROUTE=host" if modes.route == HOST else forks.WHY_NOT)
+
+
+def _explain_host(call: Call, why: str) -> Explanation:
     c = call.c.swapaxes(-1, -2) if call.transposed else call.c
     k = call.a.shape[-1]
     return unmeasured(BY_DTYPE[c.dtype], k, c.shape, why)
@@ -498,6 +518,7 @@ def _after_fork_in_child() -> None:
 
 
 @atexit.register
+@reentry.entry()
 def _measure_break_evens() -> None:
     """Measure, for later processes, what this one had to do without.
 

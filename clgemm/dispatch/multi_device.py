@@ -10,14 +10,15 @@ device: the same devices give the same bits.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from clgemm.problem import PRECISIONS
-from clgemm.runtime.interrupt import Stop
+from clgemm.runtime.interrupt import Stop, until_done
 from clgemm.runtime.opencl_errors import translated_errors
+from clgemm.runtime.reentry import entry
 from clgemm.runtime.runner import Work
 from clgemm.streaming.schedule import Block, Span, call_of
 
@@ -154,6 +155,7 @@ class MultiDeviceRunner:
         waiting = {id(share): deque(share.tiles) for share in self.shares}
         stop = Stop()  # one device failed, or Ctrl-C was heard: the others end early
 
+        @entry()
         def work(share: Share, member: Member, runners: dict[tuple[int, int, int], Runner]) -> None:
             queue = waiting[id(share)]
             while queue and not stop.is_set():
@@ -170,7 +172,7 @@ class MultiDeviceRunner:
                 pool.submit(copy_context().run, partial(work, *worker)) for worker in self.workers
             ]
             try:
-                wait(jobs, return_when=FIRST_EXCEPTION)
+                until_done(jobs)
             finally:
                 stop.set()
         errors = [error for error in (job.exception() for job in jobs) if error is not None]

@@ -8,13 +8,13 @@ not tried because trials had taken their share of the time.
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clgemm.dispatch.route import DEVICE, HOST, Route
+from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -37,7 +37,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._found: dict[Hashable, Route] = {}
-        self._lock = threading.Lock()
+        self._lock = reentry.CheckedLock()
         self._spent = 0.0
 
     def settle(
@@ -64,7 +64,7 @@ class Trials:
         found = self._found.get(kind)
         if found is not None or len(self._found) >= MOST_KINDS:
             return found or predicted
-        with self._lock:  # two threads find the same
+        with self._lock():  # two threads find the same
             if kind not in self._found:
                 expected = PAUSE + max((LEAST + 1) * (host + device), 2 * BLOCK_SECONDS)
                 self._found[kind] = (

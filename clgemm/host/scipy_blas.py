@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +73,11 @@ def _own(name: str, *places: Any) -> Any:
 
 def extension() -> Any:
     """Return the compiled module behind it, None where there is none."""
-    return getattr(module(), "_fblas", None)
+    found = getattr(module(), "_fblas", None)
+    if found is None:  # a signal handler's call may fall into this thread's import
+        with suppress(ImportError):
+            found = lazy_import("scipy.linalg._fblas")
+    return found
 
 
 def _take() -> None:

@@ -60,8 +60,9 @@ def shorten() -> None:
         if library.threads() > processor.usable_cores():
             continue  # threads that are started now would have these cores alone for ever
         with importing, _variable():
-            if _is_default(library) and _restart_if_alone(library):
-                log.debug("idle threads of %s sleep after 2**%d ticks", library, EXPONENT)
+            has_restarted = _is_default(library) and _restart_if_alone(library)
+        if has_restarted:  # said with no lock held: see `runtime.reentry`
+            log.debug("idle threads of %s sleep after 2**%d ticks", library, EXPONENT)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from clgemm.runtime.memory import DeviceMemory
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.opencl_errors import translated
 from clgemm.runtime.programs import Programs
+from clgemm.runtime.reentry import CheckedLock
 from clgemm.runtime.scratch import ScratchPool
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Device:
         """pyopencl itself: looked up once, the path of a call is short."""
         self.lock = threading.RLock()
         """Held from setting arguments until the launch."""
+        self.building = CheckedLock()
+        """Held while kernels are built."""
         try:
             self.context = context or cl.Context([found.device])
             self.queue = cl.CommandQueue(self.context)

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from clgemm.runtime.reentry import entry
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -46,6 +48,7 @@ class IdleTimer:
             if not has_started:
                 self._waits = False
 
+    @entry()
     def _run(self) -> None:
         while True:
             with self._lock:

@@ -2,21 +2,26 @@
 
 Python runs signal handlers in its main thread, between two of its own instructions: not while it
 waits inside a driver.  So another thread waits there, and the main thread for that one.  To ask the
-event in turns would not do: Intel's runtime computes on the thread that waits, too.
+event in turns would not do: Intel's runtime computes on the thread that waits, too.  Here, turns
+will do, and are needed: no lock of Python's hears Ctrl-C on Windows before 3.14.
 """
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import FIRST_EXCEPTION
+from concurrent.futures import wait as wait_for_jobs
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
+    from concurrent.futures import Future
 
 
+TURN_SECONDS = 0.1  # until a thread that waits hears of Ctrl-C where its lock does not
 _in_flight: dict[int, object] = {}
 """What commands may work on that end after their call; freed when that was seen."""
 
@@ -139,13 +144,31 @@ def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory
         wait_for_it()
         return
     try:
-        ended.acquire()
+        _wait_for(ended, kept)
     except BaseException:
         cancel()
-        ended.acquire()
+        _wait_for(ended, kept)
         raise
     if failed:
         raise failed[0]
+
+
+def _wait_for(ended: threading.Lock, kept: list[Any]) -> None:
+    """Wait until a thread has released what it works on, and then the lock.
+
+    Ctrl-C may come when the lock has just been taken, so the lock alone does not tell.
+    """
+    while kept and not ended.acquire(timeout=TURN_SECONDS):
+        pass
+
+
+def until_done(jobs: Collection[Future[Any]]) -> None:
+    """Wait until all jobs have ended, or one has failed."""
+    waiting = set(jobs)
+    while waiting:
+        done, waiting = wait_for_jobs(waiting, TURN_SECONDS, FIRST_EXCEPTION)
+        if any(job.exception() for job in done):
+            return
 
 
 def end_thread() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +33,7 @@ __all__ = [
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 _used = False
+_module: Any = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,15 +52,18 @@ else:
 
 def load() -> Any:
     """Import pyopencl (once) and return the module."""
-    global _used  # noqa: PLW0603 - of the process: see `was_used`
+    global _used, _module  # noqa: PLW0603 - of the process: see `was_used`
     _used = True  # before the import: a fork may fall into it
-    module = sys.modules.get("pyopencl")
-    if module is not None and hasattr(module, "get_platforms"):
-        return module
+    if _module is None:
+        _module = _imported()
+    return _module
+
+
+def _imported() -> Any:
     before = os.environ.get(_NO_CACHE)
     os.environ.setdefault(_NO_CACHE, "1")
     try:
-        return lazy_import("pyopencl")
+        return lazy_import("pyopencl")  # waits for another thread that is at it
     finally:
         if before is None:
             os.environ.pop(_NO_CACHE, None)  # another thread may have been faster
@@ -74,19 +77,18 @@ def was_used() -> bool:
     return _used
 
 
+@functools.cache
 def tools() -> Any:
     """Return the module pyopencl.tools."""
     load()
     return lazy_import("pyopencl.tools")
 
 
+@functools.cache
 def arrays() -> Any:
     """Return the module pyopencl.array."""
-    module = sys.modules.get("pyopencl.array")
-    if module is None:
-        load()
-        module = lazy_import("pyopencl.array")
-    return module
+    load()
+    return lazy_import("pyopencl.array")
 
 
 def build(context: cl.Context, text: str) -> cl.Program:

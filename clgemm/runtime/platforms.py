@@ -5,36 +5,39 @@ from __future__ import annotations
 import ctypes
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from clgemm.errors import ClgemmWarning
 from clgemm.runtime.opencl import cl
 
+DISTRIBUTION = "intel-opencl-rt"
+LIBRARIES = ("libintelocl.so", "intelocl64.dll")
+FOLDERS = ("lib", "Library/bin")  # of an environment: conda's packages have no record
+
 
 def embedded_platforms() -> list[cl.Platform]:
-    """Bind Intel's CPU runtime from the environment's own lib folder, where `clgemm[cpu]` puts it.
+    """Bind Intel's CPU runtime where `clgemm[cpu]` has put it.
 
     It registers nothing that an ICD loader would find.  Each OpenCL object carries the table of its
     functions, so platforms taken from the library itself work through the ordinary loader.
     """
-    folders = [Path(sys.prefix) / "lib", Path(sys.prefix) / "Library" / "bin"]
-    names = ("libintelocl.so", "intelocl64.dll")
-    library = next((f / n for f in folders for n in names if (f / n).exists()), None)
-    if library is None:
-        return []
-    try:
-        runtime = ctypes.CDLL(str(library))
-        runtime.clGetExtensionFunctionAddress.restype = ctypes.c_void_p
-        runtime.clGetExtensionFunctionAddress.argtypes = [ctypes.c_char_p]
-        address = runtime.clGetExtensionFunctionAddress(b"clIcdGetPlatformIDsKHR")
-    except (OSError, AttributeError) as error:
-        warnings.warn(
-            f"the OpenCL runtime {library} cannot be loaded ({error}); reinstall it with: "
-            "pip install --force-reinstall 'clgemm[cpu]'",
-            ClgemmWarning,
-            stacklevel=2,
-        )
-        return []
+    address, faults = None, []
+    for library in _libraries():
+        try:
+            address = _address_in(library)
+            break
+        except (OSError, AttributeError) as error:
+            faults.append(f"{library} cannot be loaded ({error})")
+    else:
+        if faults:
+            warnings.warn(
+                f"Intel's OpenCL runtime is installed, but {' and '.join(faults)}; reinstall it "
+                "with: pip install --force-reinstall 'clgemm[cpu]'",
+                ClgemmWarning,
+                stacklevel=2,
+            )
     prototype = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_uint, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_uint)
     )
@@ -42,6 +45,33 @@ def embedded_platforms() -> list[cl.Platform]:
     if not address or prototype(address)(len(ids), ids, ctypes.byref(count)):
         return []
     return [cl.Platform.from_int_ptr(i) for i in ids[: count.value] if i]
+
+
+def _libraries() -> list[Path]:
+    """List the places of the runtime's library: as pip noted them, then this environment's folders.
+
+    What pip puts beside an environment's packages is not always under ``sys.prefix``: see
+    ``pip install --user``, Debian's own Python, and environments that see another one's packages.
+    """
+    given: dict[Path, None] = {}
+    for installed in metadata.distributions(name=DISTRIBUTION):
+        for file in installed.files or ():
+            if file.name in LIBRARIES:
+                given[Path(str(installed.locate_file(file))).resolve()] = None
+    for folder in FOLDERS:
+        for name in LIBRARIES:
+            path = Path(sys.prefix) / folder / name
+            if path.exists():
+                given[path.resolve()] = None
+    return list(given)
+
+
+def _address_in(library: Path) -> Any:
+    """Return the address of what lists a runtime's platforms; None if it has no such function."""
+    runtime = ctypes.CDLL(str(library))
+    runtime.clGetExtensionFunctionAddress.restype = ctypes.c_void_p
+    runtime.clGetExtensionFunctionAddress.argtypes = [ctypes.c_char_p]
+    return runtime.clGetExtensionFunctionAddress(b"clIcdGetPlatformIDsKHR")
 
 
 def known() -> list[cl.Platform]:

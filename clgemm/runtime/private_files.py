@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEFT_BEHIND_SECONDS = 60.0
+BUSY_SECONDS = 1.0  # that a file may be open elsewhere, on Windows, when it is to be replaced
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _HARMLESS = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK", "O_BINARY")  # a FIFO must not be waited for
 _FLAGS = sum(getattr(os, name, 0) for name in _HARMLESS)
@@ -126,10 +127,21 @@ def open_lock(path: Path) -> int:
 
 
 def move(path: Path, to: Path) -> None:
-    """Rename a file within its folder, over what is there."""
+    """Rename a file within its folder, over what is there.
+
+    Windows refuses that while somebody reads what is there.
+    """
     with _trusted(path.parent) as folder:
-        old, new = _name(path, folder), _name(to, folder)
-        os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+        old, new, deadline = _name(path, folder), _name(to, folder), time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                os.replace(old, new, src_dir_fd=folder, dst_dir_fd=folder)
+            except PermissionError:
+                if folder is not None or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            time.sleep(0.01)
 
 
 def remove(path: Path) -> None:

@@ -13,6 +13,7 @@ from clgemm.errors import BuildError
 from clgemm.kernels import ptx, source
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,6 +110,7 @@ class Programs:
             yield
             self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
 
+    @entry()
     def _program_or_none(self, spec: KernelSpec) -> cl.Program | None:
         try:
             return self._program(spec)

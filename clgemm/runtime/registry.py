@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.device import Device
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.queues import QueueState
+from clgemm.runtime.reentry import CheckedLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 END_SECONDS = 5.0  # that a program's end may wait for calls that cannot be cancelled
 IDLE_SECONDS = 10.0  # without a call, after which memory and queues that nobody has are given back
 
-_lock = threading.Lock()
+_lock = CheckedLock()
 _devices: dict[devices.Found, Device] = {}
 _foreign: dict[int, Device] = {}
 """Devices that work in contexts of the caller's, by the context's handle."""
@@ -59,7 +59,7 @@ def current() -> Device | None:
         return _current
     if forks.inherited_a_driver():
         return None
-    with _lock:
+    with _lock():
         if _current is None:
             chosen, reason = choice.choose()
             first, *more = (_open(f, reason, kept_for(f.traits)) for f in chosen)
@@ -97,7 +97,7 @@ def open_device(
         In a forked child whose parent had used a driver.
     """
     forks.refuse_if_inherited()
-    with _lock:
+    with _lock():
         return _open(found, reason, binaries)
 
 
@@ -113,7 +113,7 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
     found = _states.get(queue.int_ptr)
     if found is None:
         forks.refuse_if_inherited()
-        with _lock:
+        with _lock():
             _forget_dropped()
             device = _of_context(queue.context)
             found = _states[queue.int_ptr] = device, QueueState(device.context, queue)
@@ -162,7 +162,7 @@ def give_back() -> None:
 
     Runs in the timer's thread.
     """
-    with _lock:
+    with _lock():
         busy = False
         for device, state in _states.values():
             with device.lock:
@@ -191,7 +191,7 @@ def using(device: Device) -> Iterator[Device]:
 
 def _after_fork_in_child() -> None:
     global _lock, _current, _chosen, _others, _timer  # noqa: PLW0603 - see current()
-    _lock = threading.Lock()  # the old one may be held by a thread that does not exist here
+    _lock = CheckedLock()  # the old one may be held by a thread that does not exist here
     for used in (*_devices.values(), *_foreign.values(), *_states.values()):
         forks.keep_for_ever(used)
     _devices.clear()

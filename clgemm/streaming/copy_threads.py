@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from clgemm.runtime import interrupt
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.reentry import entry
 from clgemm.streaming.staging import Staging
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class CopyThreads:
                     self._count += 1
         return self._count > 0
 
+    @entry()
     def _work(self) -> None:
         # All there is to do, not one job: Ctrl-C may have come between a job and its token.
         while self._tokens.get():

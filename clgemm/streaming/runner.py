@@ -9,6 +9,7 @@ from clgemm import settings
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS
 from clgemm.runtime.memory import is_short_of_memory
+from clgemm.runtime.reentry import WouldDeadlockError
 from clgemm.runtime.runner import Work
 from clgemm.streaming.schedule import OPERANDS, call_of, plan
 from clgemm.streaming.stream import StreamedCall
@@ -114,11 +115,14 @@ class StreamingRunner:
 
     def _run(self, problem: Gemm, call: Call, stop: Stop | None, room: int, halvings: int) -> None:
         """Compute, with half the memory again and again if the device has less than it says."""
-        schedule = self.schedule(problem, room) if halvings else None
+        try:
+            schedule = self.schedule(problem, room) if halvings else None
+            runners = {gemm: self._runner(gemm) for gemm in schedule.gemms} if schedule else {}
+        except WouldDeadlockError:  # nothing of this part of C is written yet
+            schedule = None
         if schedule is None:
             host_blas.gemm(call)
             return
-        runners = {gemm: self._runner(gemm) for gemm in schedule.gemms}
         scratch = max(runner.scratch_bytes for runner in runners.values())
         sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
         missing = self._stream(schedule, runners, sizes, call, stop, room)

@@ -7,13 +7,13 @@ result is stored and the next process reads it.
 from __future__ import annotations
 
 import logging
-import threading
 from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.errors import TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.problem import PRECISIONS
+from clgemm.runtime.reentry import CheckedLock
 from clgemm.tuning import verification
 from clgemm.tuning.results import Effort, Result
 from clgemm.tuning.store.lookup import (
@@ -42,7 +42,7 @@ class Parameters:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._tuned: dict[str, Tuned] = {}
-        self._lock = threading.Lock()
+        self._lock = CheckedLock()
         """Held while parameters are looked up or searched."""
         self.refused: set[str] = set()
         """Families that the driver's compiler refused."""
@@ -63,7 +63,7 @@ class Parameters:
         """Return the parameters of a precision if they are known or stored; searches nothing."""
         known = self.known(code)
         if known is None and settings.tuning_enabled():
-            with self._lock:
+            with self._lock():
                 known = self.known(code)
                 if known is None:
                     traits, precision = self._device.traits, PRECISIONS[code]
@@ -77,7 +77,7 @@ class Parameters:
 
     def of(self, code: str) -> Tuned:
         """Return the parameters of one precision: from memory, a file or a search."""
-        with self._lock:
+        with self._lock():
             known = self.known(code) or self._load_or_search(PRECISIONS[code])
             self.use(code, known)
             return known
@@ -127,7 +127,7 @@ class Parameters:
         precision, store = PRECISIONS[code], store_for(self._device.traits)
         self._device.require(precision)
         with (
-            self._lock,
+            self._lock(),
             store.turn(entry_name(precision), effort.seconds, lambda _seconds: None) as refusal,
         ):
             if refusal:
@@ -139,7 +139,7 @@ class Parameters:
     def _verified(self, precision: Precision, tuned: Tuned, config: Config) -> Tuned:
         """Verify a configuration from a file before its first use, or go on with the others."""
         store = store_for(self._device.traits)
-        with self._lock:
+        with self._lock():
             if config not in tuned.unverified:  # another thread was quicker
                 return self.known(precision.code) or tuned
             wrong = verification.find_fault(self._device, precision, store, config)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from clgemm import settings
 from clgemm.errors import ClgemmError, ClgemmWarning, TuningError
 from clgemm.runtime import devices, opencl_errors
 from clgemm.tuning.outcome import Setup, Task, config_as_json
-from clgemm.tuning.search.budget import HANG_SECONDS, START_SECONDS
+from clgemm.tuning.search.budget import FIRST_SECONDS, HANG_SECONDS, Budget
 from clgemm.tuning.store.entries import stored_config
 from clgemm.tuning.store.lookup import entry_name
 from clgemm.tuning.store.store import note_of
@@ -85,9 +86,11 @@ def _verify_apart(device: Device, precision: Precision, store: Store, config: Co
     traits = device.traits
     place = [found.traits for found in devices.find()].index(traits)
     setup = Setup(place, traits.fingerprint(), precision.code)
+    seconds = settings.search_seconds()
+    most = min(HANG_SECONDS, max(seconds, FIRST_SECONDS))
     try:
-        with Worker(setup, lambda waited: START_SECONDS - waited) as worker:
-            outcome = worker.ask(Task.VERIFY_FINALIST, config, lambda waited: HANG_SECONDS - waited)
+        with Worker(setup, Budget(seconds, 1).patience_to_start) as worker:
+            outcome = worker.ask(Task.VERIFY_FINALIST, config, lambda waited: most - waited)
     except (TuningError, OSError) as error:
         return f"a process ended while it ran, and it could not be tried again: {error}"
     if not outcome.ok:

@@ -165,6 +165,27 @@ assert all(f is scipy.linalg.blas.dgemm for f in found)
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("place", ["scipy.linalg", "scipy.linalg.blas", "scipy.linalg._fblas"])
+def test_a_signal_handler_may_multiply_while_its_thread_imports_it(place):
+    program = f"""
+import sys
+import numpy as np
+import clgemm
+a, within = np.ones((3, 3)), []
+class Finder:
+    def find_spec(self, name, *more):
+        if name == {place!r} and not within:
+            within.append(None)
+            within.append(clgemm.dgemm(2.0, a, a))
+sys.meta_path.insert(0, Finder())
+assert (clgemm.dgemm(1.0, a, a) == 3).all()
+assert (within[1] == 6).all()
+"""
+    run = run_python(program, CLGEMM_ROUTE="host")
+    assert (run.stderr, run.returncode) == ("", 0)
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["clgemm", "scipy.linalg"])
 def test_programs_may_replace_scipys_functions_before_the_first_call(first):
     program = f"""

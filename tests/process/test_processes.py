@@ -73,6 +73,39 @@ assert len(opened) == 1, opened
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("slow", ["pyopencl.cltypes", "pyopencl.elementwise"])
+def test_threads_that_need_pyopencl_at_once_get_the_whole_of_it(device, slow):
+    """While one imports it, another one must not go on with the half that is there."""
+    program = f"""
+import sys, threading, time
+import numpy as np
+import clgemm
+class SlowFinder:
+    def find_spec(self, name, *more):
+        if name == {slow!r}:
+            begun.set()
+            time.sleep(0.5)
+begun, failures = threading.Event(), []
+sys.meta_path.insert(0, SlowFinder())
+a = np.eye(90, dtype=np.float32)
+def call():
+    try:
+        x = clgemm.to_device(a)
+        assert (clgemm.matmul(x, x).get() == a).all()
+    except BaseException as error:
+        failures.append(error)
+threads = [threading.Thread(target=call) for _ in range(3)]
+threads[0].start()
+assert begun.wait(20)
+[t.start() for t in threads[1:]]
+[t.join() for t in threads]
+assert not failures, failures
+"""
+    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(device):
     """The check fills scratch memory with NaN, which no other call may share meanwhile."""
     a = np.random.default_rng(5).random((1200, 1200), np.float32)
@@ -214,8 +247,10 @@ held, free = threading.Event(), threading.Event()
 def hold():
     from clgemm.dispatch import engine
     used = engine.current()
-    device, kept = used.device, (used.parameters, used.break_evens)
-    locks = (registry._lock, device.lock, device.scratch._lock, *(x._lock for x in kept))
+    device = used.device
+    parameters, break_evens = used.parameters, used.break_evens
+    checked = registry._lock, device.building, parameters._lock, used._finding_out
+    locks = (*(lock() for lock in checked), device.lock, device.scratch._lock, break_evens._lock)
     with contextlib.ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -382,18 +384,62 @@ def test_a_platform_is_listed_once(monkeypatch):
     assert platforms.known() == [first, second]
 
 
-def test_without_an_embedded_runtime_there_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(platforms.sys, "prefix", str(tmp_path))
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """Give a folder that packages are imported from, in a Python that has no runtime of its own."""
+    site = tmp_path / "lib" / "python3" / "site-packages"
+    site.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "another"))
+    monkeypatch.setattr(sys, "path", [str(site)])
+    return site
+
+
+def install(site, library):
+    """Have the metadata of a package say that a library belongs to it, two folders above."""
+    info = site / "intel_opencl_rt-2099.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: intel-opencl-rt\nVersion: 2099.1\n"
+    )
+    (info / "RECORD").write_text(f"{info.name}/METADATA,,\n../../{library},,\n")
+    return site.parents[1] / library
+
+
+def test_without_an_embedded_runtime_there_is_none(elsewhere):
+    assert elsewhere.is_dir()
     assert quiet(platforms.embedded_platforms) == []
 
 
-def test_a_broken_embedded_runtime_is_said_and_passed_over(monkeypatch, tmp_path):
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libintelocl.so").write_text("no library")
-    monkeypatch.setattr(platforms.sys, "prefix", str(tmp_path))
+INSTALLED = platforms._libraries()
+
+
+@pytest.mark.skipif(not INSTALLED, reason="the extra cpu is not installed")
+def test_an_embedded_runtime_is_found_where_its_package_says(elsewhere):
+    """Not in this environment's own folder: `pip install --user`, and Debian's own Python."""
+    install(elsewhere, INSTALLED[0].name).symlink_to(INSTALLED[0])
+    (platform,) = quiet(platforms.embedded_platforms)
+    assert "Intel" in platform.name
+
+
+@pytest.mark.skipif(not INSTALLED, reason="the extra cpu is not installed")
+def test_an_embedded_runtime_is_found_without_a_package_that_says_where(elsewhere):
+    """As conda installs it."""
+    folder = Path(sys.prefix) / "lib"
+    folder.mkdir(parents=True)
+    (folder / INSTALLED[0].name).symlink_to(INSTALLED[0])
+    assert elsewhere.is_dir()
+    (platform,) = quiet(platforms.embedded_platforms)
+    assert "Intel" in platform.name
+
+
+@pytest.mark.parametrize("spoil", ["no library", None], ids=["damaged", "gone"])
+def test_a_broken_embedded_runtime_is_said_and_passed_over(elsewhere, spoil):
+    library = install(elsewhere, platforms.LIBRARIES[0])
+    if spoil is not None:
+        library.write_text(spoil)
     (message,) = heard(platforms.embedded_platforms)
-    assert "libintelocl.so" in message
-    assert "pip install" in message
+    assert str(library) in message
+    assert "pip install --force-reinstall" in message
     found = []
     heard(lambda: found.extend(platforms.embedded_platforms()))
     assert found == []

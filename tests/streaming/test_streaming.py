@@ -23,7 +23,7 @@ from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Call, describe
-from clgemm.runtime import registry
+from clgemm.runtime import reentry, registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
 from clgemm.streaming import copies, copy_threads, stream
@@ -250,6 +250,29 @@ def test_no_memory_at_all_leaves_the_host(apart, rng, monkeypatch):
     monkeypatch.setattr(apart.memory, "_allocate", allocate)
     check(apart, "z", *operands(rng, "z", 40, 30, 50), beta=0.5)
     assert len(computed) == 1
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_the_rest_of_a_call_is_the_host_s_where_a_build_would_wait_for_ever(
+    apart, beta, rng, monkeypatch
+):
+    """Some blocks of C are written when a log handler's call needs kernels that others build."""
+    limit(monkeypatch, 300 * KB)
+    hosted, enqueue, compute = [], stream.StreamedCall._enqueue, host_blas.gemm
+    monkeypatch.setattr(host_blas, "gemm", lambda call: (hosted.append(call), compute(call)))
+
+    def build(*_):
+        raise reentry.WouldDeadlockError("a test")
+
+    def end_of_memory(self, number, waits):
+        if number == 5:
+            monkeypatch.setattr(StreamingRunner, "_runner", build)
+            raise out_of_memory()
+        enqueue(self, number, waits)
+
+    monkeypatch.setattr(stream.StreamedCall, "_enqueue", end_of_memory)
+    check(apart, "s", *operands(rng), beta=beta)
+    assert hosted
 
 
 def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import faulty
@@ -216,6 +217,25 @@ def test_a_stored_winner_whose_process_was_killed_is_tried_in_another_one(fresh,
     assert verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT)) == "", (
         "which is remembered"
     )
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("place", ["start", "answer"])
+def test_a_suspect_is_waited_for_no_longer_than_a_search(fresh, place, monkeypatch):
+    """A first call does not take a minute because its worker hangs."""
+    kept, candidate = lookup.store_for(fresh.traits), as_json(faulty.kind(faulty.RIGHT))
+    kept.begin(candidate)
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "0.5")
+    monkeypatch.setattr(budget, "START_GRACE", 0.5)
+    monkeypatch.setattr(verification, "FIRST_SECONDS", 0.5)
+    program = "import time; time.sleep(60)"
+    if place == "answer":
+        program = "import sys; sys.stdin.readline(); print('{}', flush=True);" + program
+    monkeypatch.setattr(Worker, "command", ("-c", program))
+    begun = time.monotonic()
+    wrong = verification.find_fault(fresh, S, kept, faulty.kind(faulty.RIGHT))
+    assert "no answer within" in wrong
+    assert time.monotonic() - begun < 15
 
 
 @pytest.mark.process

@@ -305,6 +305,41 @@ def test_a_worker_that_does_not_start_is_waited_for_no_longer_than_said(monkeypa
         assert time.monotonic() - begun < 30
 
 
+@pytest.mark.process
+def test_a_worker_that_says_no_more_and_does_not_end_is_waited_for_no_longer_than_said(monkeypatch):
+    """A driver may hang when its process ends."""
+    monkeypatch.setattr(pool, "END_SECONDS", 0.2)
+    program = "import os, sys, time; os.close(1); sys.stderr.write('so long'); time.sleep(30)"
+    monkeypatch.setattr(Worker, "command", ("-c", program))
+    with Worker(Setup(0, "", "s"), patience(20)) as tried:
+        begun = time.monotonic()
+        with pytest.raises(TuningError, match="hangs"):
+            tried.start()
+        assert time.monotonic() - begun < 15
+
+
+def test_a_worker_that_cannot_be_killed_is_left_behind(monkeypatch):
+    """As one that waits in a driver for ever."""
+    asked = []
+
+    class Undead:
+        stdin = stdout = None
+
+        def kill(self):
+            asked.append("kill")
+
+        def wait(self, timeout=None):
+            assert timeout is not None, "this waits for ever"
+            asked.append("wait")
+            raise subprocess.TimeoutExpired("a worker", timeout)
+
+    tried = Worker(Setup(0, "", "s"), patience(1))
+    monkeypatch.setattr(tried, "_process", Undead())
+    monkeypatch.setattr(tried, "_stderr", None, raising=False)
+    tried.stop()
+    assert asked == ["kill", "wait"]
+
+
 ANSWERS = """
 import json, os, sys
 setup = json.loads(sys.stdin.readline())

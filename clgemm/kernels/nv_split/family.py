@@ -14,18 +14,29 @@ C is column-major, so the kernels compute C^T = X Y^T with X = op(B)^T and Y = o
 
 Why the error stays below that of an FMA product, k u (|A||B|) componentwise, u = 2^-24
 ----------------------------------------------------------------------------------------
-*fp16x3.*  A row is scaled so that its largest element lies in [2^14, 2^15).  With
-h0 = fp16(x), h1 = fp16((x - h0) 2^11), the difference x - h0 is exact and has at most 13 bits, so
-x - h0 - h1 2^-11 is at most d = max(2^-23 |x|, 2^-36), the second from h1's subnormal spacing.
-So d <= tau |x| wherever |x| >= 2^-36 / tau, that is for every element of a row whose exponents
-span at most 14 + 36 + log2(tau): `spread_fp16`.  The survey measures that span without rounding,
-before anything is split; zeros are split exactly and do not count.  A product x y loses d y, x d
-and h1 h1' 2^-22 <= 2^-22 |x y|: together (2 tau + 2^-22) |x y| and smaller terms.  With
-tau = max(2^-22, sqrt(k) 2^-24) rounded down to a power of two this is at most
-(2 sqrt(k) + 12) u |x y|.  The tensor cores add exact products in blocks of 16 with truncated
+*fp16x3.*  A row is scaled so that its largest element lies in [2^14, 2^15).  A half has 11 bits,
+but below 2^-14 it is subnormal, a multiple of 2^-24.  So with h0 = fp16(x) and r = x - h0,
+|r| <= max(2^-11 |x|, 2^-25).  r is a float, since it is a multiple of x's last bit and no larger
+than x, and so is r 2^11.  With h1 = fp16(r 2^11), again a half:
+
+- d = x - h0 - h1 2^-11 is at most max(2^-23 |x|, 2^-36).  The first holds where h1 is normal:
+  r 2^11 lies below x's power of two, or is it, hence exact.  The second is half of h1's subnormal
+  spacing; all h1 of subnormal h0 are there.
+- |h1| 2^-11 is at most max(2^-11 |x|, 2^-25), as r is: both are halves after scaling by 2^11, and
+  rounding passes none.
+
+So |d| <= tau |x| and |h1| 2^-11 <= max(2^-11, 2^11 tau) |x| wherever |x| >= 2^-36 / tau and
+tau >= 2^-23, that is for every element of a row whose exponents span at most 14 + 36 + log2(tau):
+`spread_fp16`.  The survey measures that span without rounding, before anything is split; zeros are
+split exactly and do not count.  A product x y loses d y, x d', d d' and h1 h1' 2^-22, together at
+most (2 tau + tau^2 + max(2^-22, 2^22 tau^2)) |x y|.  With tau = max(2^-22, sqrt(k) 2^-24) rounded
+down to a power of two, and k >= 64, this is at most (2 sqrt(k) + k/4 + 1) u |x y|; the second term
+is of pairs of which both h0 are subnormal, others lose at most (3 sqrt(k) + 4) u |x y|.
+The tensor cores add exact products in blocks of 16 with truncated
 alignment and slices (64 deep) are added in fp32; of that no bound is published.  It was estimated
 as (k/32 + 10) u (|A||B|), and never seen above 25 u for k = 4096 (positive data, the worst).  With
-the estimate the whole is below k u (|A||B|) from k = 64 on; smaller k the family refuses.
+the estimate the whole is below k u (|A||B|) from k = 64 on, where it is 45 u; smaller k the family
+refuses.
 *bf16x6.*  A float has 24 bits, three bf16 have 8 each, signs included: nothing is lost as long as
 the last part is no subnormal bf16, i.e. the span of a row is at most 159 with the largest element
 at 2^50.  Dropped products (parts 1-2, 2-1, 2-2) are at most 2^-23 |x y|.  Products of the parts

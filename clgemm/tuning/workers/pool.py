@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from clgemm.errors import TuningError
+from clgemm.runtime.interrupt import until_done
 from clgemm.runtime.processor import usable_cores
+from clgemm.runtime.reentry import entry
 from clgemm.tuning.outcome import Outcome, Task, config_as_json
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 MOST = 4  # workers: each has a context on the device and starts in a few tenths of a second
 GPU_BUILDS = 6  # programs that a candidate for a GPU is made of, built at a time
 LOOK_SECONDS = 0.05  # between looks at whether anybody still waits, or may go on
+END_SECONDS = 5.0  # that a worker is waited for which says no more, or was killed
 STDERR_TAIL = 400  # characters of a dead worker's last words that are kept
 PYTHON = re.compile("python|pypy|graalpy", re.IGNORECASE)
 
@@ -98,6 +101,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @entry()
     def ask(
         self,
         task: Task,
@@ -141,6 +145,7 @@ class Worker:
         """Tell this worker, and those that replace it, the sizes and the clock of an outcome."""
         self._setup = self._setup._replace(side=outcome.side, clock=outcome.clock)
 
+    @entry()
     def start(self) -> None:
         """Start the process if there is none and let it open the device.
 
@@ -198,7 +203,10 @@ class Worker:
 
     def _last_words(self) -> str:
         assert self._process is not None  # noqa: S101 - it has just ended
-        code = self._process.wait()
+        try:
+            code = str(self._process.wait(END_SECONDS))
+        except subprocess.TimeoutExpired:
+            code = "its answers, and hangs"
         self._stderr.seek(0)
         words = self._stderr.read()[-STDERR_TAIL:].decode(errors="replace").strip()
         return f"the worker ended with {code}: {words}"
@@ -208,7 +216,8 @@ class Worker:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a driver may keep it from ending
+                process.wait(END_SECONDS)
             for pipe in (process.stdin, process.stdout, self._stderr):
                 if pipe is not None:
                     with suppress(OSError):  # what was still to be written to a dead process
@@ -224,6 +233,7 @@ def why_no_worker() -> str | None:
     return None
 
 
+@entry()
 def _listen(pipe: IO[str], answers: queue.Queue[str]) -> None:
     """Pass a process' lines on; an empty one says that it has ended."""
     try:
@@ -270,7 +280,9 @@ class WorkerPool:
             If the one that measures cannot.
         """
         starts = {worker: self._threads.submit(worker.start) for worker in self._workers}
-        starts.pop(self.measuring).result()
+        measuring = starts.pop(self.measuring)
+        until_done([measuring])
+        measuring.result()
         for worker, started in starts.items():
             error = started.exception()
             if isinstance(error, TuningError | OSError):
