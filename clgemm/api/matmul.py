@@ -106,6 +106,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
         if product is not None:
             return product
         if is_device_array(x1):
+            if type(out) is tuple and len(out) == 1:
+                (out,) = out
             return device_arrays.matmul(x1, x2, out)
         plain = _plain(x1, x2, out)
         if plain is not None:
