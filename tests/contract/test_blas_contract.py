@@ -601,6 +601,7 @@ def test_wrong_arguments_are_type_errors(
         {"a": {}, "b": "x"},
         {"b": "x", "trans_b": []},
         {"b": np.ones((3, 3)), "c": {}},
+        {"c": np.zeros((3, 3), "i4,i4")},
     ],
     ids=str,
 )
