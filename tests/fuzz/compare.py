@@ -96,6 +96,8 @@ class Bound:
     terms: int
     dtype: np.dtype[Any]
     """What is computed in."""
+    rounded: np.dtype[Any] | None = None
+    """What the sum is rounded to, if that is another type, before it is cast to the result's."""
     exact: bool = False
     """Whether every way of computing gives the same numbers."""
     loose: bool = False
@@ -116,7 +118,7 @@ def assert_close(mine: NDArray[Any], other: NDArray[Any], bound: Bound) -> None:
         if not same.all():
             raise DifferenceError(f"not exact{_where(~same, mine, other)}")
         return
-    limits = [np.finfo(x) for x in (bound.dtype, mine.dtype)]
+    limits = [np.finfo(x) for x in (bound.dtype, bound.rounded or bound.dtype, mine.dtype)]
     size = np.broadcast_to(np.asarray(bound.size, np.longdouble), mine.shape)
     safe = size <= min(float(x.max) for x in limits) / HEADROOM
     with np.errstate(all="ignore"):
@@ -127,7 +129,7 @@ def assert_close(mine: NDArray[Any], other: NDArray[Any], bound: Bound) -> None:
         tiny = sum(float(x.tiny) for x in limits)
         tolerance = (
             (1 + bound.twice) * (bound.terms + ROUNDINGS) * float(limits[0].eps) * size
-            + (1 + bound.twice) * float(limits[1].eps) * np.abs(other)
+            + (1 + bound.twice) * sum(float(x.eps) for x in limits[1:]) * np.abs(other)
             + (bound.terms + ROUNDINGS) * tiny * max(1.0, bound.factor)
         )
         wrong = known & ~(off <= tolerance)

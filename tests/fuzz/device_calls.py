@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.device import Device
 
 OUT_OF_ORDER = 1
+USUAL = {"order": "K", "dtype": None, "casting": "same_kind", "subok": True}
 REFUSALS = (TypeError, ValueError, IndexError, OverflowError)
 QUEUES = ("device", "in order", "out of order", "none")
 _queues: dict[tuple[Device, str], Any] = {}
@@ -63,7 +64,8 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Devi
         if given is not None:
             changes[name] = _for_device(rng, given, read_only=name not in {"c", "out"})
     if isinstance(inner, matmul_calls.MatmulCall):
-        changes |= {"keywords": inner.keywords if rng.random() < 0.03 else (), "operator": False}
+        unusual = tuple((n, x) for n, x in inner.keywords if n != "out" and USUAL.get(n, "") != x)
+        changes |= {"keywords": unusual if rng.random() < 0.03 else (), "operator": False}
     queue = str(rng.choice(QUEUES[:3]))
     queues = [queue if rng.random() < 0.85 else str(rng.choice(QUEUES)) for _ in "abc"]
     stays = str(rng.choice(names)) if rng.random() < 0.02 else ""
@@ -236,8 +238,7 @@ def _is_refused(call: DeviceCall, there: Mapping[str, Uploaded], *, is_gemm: boo
     if is_gemm:
         ranks = {x.array.ndim for x in there.values()}
         return dtypes != {PRECISIONS[inner.code].dtype} or ranks != {2}
-    usual = {"order": "K", "dtype": None, "casting": "same_kind", "subok": True, "out": None}
-    return any(name not in usual or usual[name] != value for name, value in inner.keywords)
+    return bool(inner.keywords)
 
 
 def _is_hard(call: DeviceCall, there: Mapping[str, Uploaded], *, is_gemm: bool) -> bool:
