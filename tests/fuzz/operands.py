@@ -159,7 +159,8 @@ def make(operand: Operand) -> Made:
     values = _values(operand, dtype)
     if not operand.in_memory:
         array = np.array(values, order="F" if operand.layout.order == "F" else "C")
-        return Made(_in_form(array, operand.form), array, None)
+        value = _in_form(array, operand.form)
+        return Made(value, np.array(value) if isinstance(value, (list, tuple)) else array, None)
     strides = operand.layout.strides(operand.shape, dtype.itemsize)
     reach = sum(
         (n - 1) * abs(step) for n, step in zip(operand.shape, strides, strict=True) if n > 1
