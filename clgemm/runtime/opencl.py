@@ -80,13 +80,11 @@ def tools() -> Any:
     return lazy_import("pyopencl.tools")
 
 
+@functools.cache
 def arrays() -> Any:
-    """Return the module pyopencl.array."""
-    module = sys.modules.get("pyopencl.array")
-    if module is None:
-        load()
-        module = lazy_import("pyopencl.array")
-    return module
+    """Return the module pyopencl.array; threads that ask for it at once wait for one import."""
+    load()
+    return lazy_import("pyopencl.array")
 
 
 def build(context: cl.Context, text: str) -> cl.Program:

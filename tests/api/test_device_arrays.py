@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import reference
-from helpers import pairwise
+from helpers import pairwise, run_python
 
 import clgemm
 from clgemm.dispatch import engine
@@ -193,6 +193,29 @@ def test_to_device_and_back(device, rng):
         assert there.context == device.context
         np.testing.assert_array_equal(there.get(), a)
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
+
+
+@pytest.mark.process
+def test_a_thread_waits_for_another_one_s_import():
+    program = """
+import sys, threading, time
+from clgemm.runtime import opencl
+opencl.load()
+midway = threading.Event()
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if "pyopencl.array" in sys.modules:
+            midway.set()
+            time.sleep(0.2)
+sys.meta_path.insert(0, Slow)
+other = threading.Thread(target=opencl.arrays)
+other.start()
+assert midway.wait(20)
+opencl.arrays().to_device
+other.join()
+"""
+    run = run_python(program)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_whatever_lies_on_the_host_is_copied(device, rng):
