@@ -179,6 +179,7 @@ def _gemm(
     trans_b = as_transposition(where, "trans_b", trans_b)
     alpha = as_factor(where, "alpha", alpha, precision)
     beta = 0.0 if beta is None else as_factor(where, "beta", beta, precision)
+    given = [x for x in (a, b) if isinstance(x, np.ndarray)]  # may be copied below
     a = as_matrix(where, "a", a, dtype)
     b = as_matrix(where, "b", b, dtype)
     op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
@@ -190,18 +191,26 @@ def _gemm(
         )
     shape = (op_a.shape[0], op_b.shape[1])
     if c is not None:
-        result, target = as_result(where, c, dtype, shape, beta, (a, b) if overwrite_c else None)
-    elif cmath.isfinite(beta):
-        result = target = np.empty(shape, dtype, "F")
-        beta = 0.0
+        kept = (a, b, *given) if overwrite_c else None
+        result, target = as_result(where, c, dtype, shape, beta, kept)
     else:
-        # A c left out is zeros, and zero times NaN or infinity shows.
-        result = target = np.zeros(shape, dtype, "F")
+        target, beta = _without_c(shape, dtype, beta)
+        result = target
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
     hosted = engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
     if c is None and beta == 0 and alpha != 0:
         repeated.remember_gemm(a, b, trans_a, trans_b, hosted=hosted)
     return result
+
+
+def _without_c(
+    shape: tuple[int, int], dtype: np.dtype[Any], beta: complex
+) -> tuple[NDArray[Any], complex]:
+    """Return memory for the result, and what it is multiplied by before."""
+    if cmath.isfinite(beta):
+        return np.empty(shape, dtype, "F"), 0.0
+    # A c left out is zeros, and zero times NaN or infinity shows.
+    return np.zeros(shape, dtype, "F"), beta
 
 
 sgemm = _routine("s")

@@ -179,13 +179,10 @@ def as_result(
     It holds the values of `c` unless beta is 0.  It is `c` itself only where `operands` are given,
     those that `c` must not share memory with, and where a result can be written as `c` lies.
     """
+    if isinstance(c, np.ndarray):  # its shape is wrong before its type is
+        _require_shape(where, c.shape, shape)
     array = as_array(where, "c", c, dtype)
-    axes = array.shape if array.ndim <= _MATRIX else tuple(d for d in array.shape if d != 1)
-    if axes + (1,) * (_MATRIX - len(axes)) != shape:
-        raise GemmArgumentError(
-            f"{where}: c is {array.shape} and the result is {shape}: pass a c of that shape, or "
-            "leave it out"
-        )
+    _require_shape(where, array.shape, shape)
     result: NDArray[Any]
     if operands is not None and _is_writeable(c, dtype) and not _overlaps(array, operands):
         result = c
@@ -195,6 +192,16 @@ def as_result(
         if beta != 0:
             array[...] = values
     return result, array if array.shape == shape else array.reshape(shape, order="F")
+
+
+def _require_shape(where: str, found: tuple[int, ...], shape: tuple[int, int]) -> None:
+    """Refuse a `c` that is not of the result's shape, axes of size 1 apart."""
+    axes = found if len(found) <= _MATRIX else tuple(d for d in found if d != 1)
+    if axes + (1,) * (_MATRIX - len(axes)) != shape:
+        raise GemmArgumentError(
+            f"{where}: c is {found} and the result is {shape}: pass a c of that shape, or "
+            "leave it out"
+        )
 
 
 def _like(c: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -25,10 +25,12 @@ from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.runtime import forks, opencl, registry
-from clgemm.runtime.opencl_errors import translated
+from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from clgemm.dispatch.engine import Engine
     from clgemm.problem import Precision
     from clgemm.runtime.kernel_runner import Values
@@ -73,6 +75,8 @@ def to_device(x: Any) -> Any:
         raise DeviceError(f"to_device: {forks.WHY_NOT}")
     _, state = registry.of_queue(device.queue)
     host = np.asarray(x)
+    if not (host.flags.c_contiguous or host.flags.f_contiguous):
+        host = np.array(host, order="C")  # strides of 0 are copied, gaps are not
     return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)
 
 
@@ -103,8 +107,10 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
         raise ValueError("matmul: out shares memory with an operand: pass another out")
     if not decision.size:
         return out
-    if not decision.products:
-        return out.fill(0, queue=queue)
+    if not decision.products:  # no depth: zeros of depth 1 have the same product, in any out
+        deep = [*a.shape[:-1], 1], ([1] if b.ndim == 1 else [*b.shape[:-2], 1, b.shape[-1]])
+        a, b = (_zeros(state, queue, shape, a.dtype) for shape in deep)
+        decision = decide_matmul(engine, a, b, out, same=False)
     _launch(engine, state, decision, (1.0, 0.0), (a, b, out), queue)
     return out
 
@@ -137,11 +143,10 @@ def gemm(
     result, beta = _result(engine, state, (a, b, c), shape, beta, queue, where, overwrite_c)
     if not result.size:
         return result
-    if alpha == 0 or not a.size:
-        if beta == 0:
-            return result.fill(0, queue=queue)
-        result *= beta
-        return result
+    if alpha == 0 or not a.size:  # zeros of depth 1 are not there to be read, either
+        alpha, trans_a, trans_b = 1.0, 0, 0
+        a, b = (_zeros(state, queue, x, result.dtype) for x in ((shape[0], 1), (1, shape[1])))
+        operands = precision.code, 0, 0, a.dtype, a.shape, b.dtype, b.shape, operands[-1]
     same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
     # With another alpha, what would be Hermitian is not.
     same = same and ((trans_a == _CONJUGATE) == (trans_b == _CONJUGATE) or alpha.imag == 0)
@@ -156,6 +161,14 @@ def gemm(
         engine.remember(key, decision)
     _launch(engine, state, decision, (alpha, beta), (a, b, result), queue)
     return result
+
+
+def _zeros(
+    state: QueueState, queue: cl.CommandQueue, shape: Sequence[int], dtype: np.dtype[Any]
+) -> Any:
+    """Make an Array of zeros: what is multiplied where there is nothing to add up."""
+    with translated_errors(f"zeros of {tuple(shape)}"):
+        return opencl.arrays().zeros(queue, tuple(shape), dtype, allocator=state.allocator)
 
 
 def _empty(

@@ -111,6 +111,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
             if product is not None:
                 return product
         if is_device_array(x1):
+            if type(out) is tuple and len(out) == 1:
+                (out,) = out
             return device_arrays.matmul(x1, x2, out)
         plain = _plain(x1, x2, out)
         if plain is not None:
@@ -120,9 +122,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
 
 def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
     """Multiply whatever the operands are, with whatever keywords."""
-    given = {name: x for name, x in given.items() if x is not _DEFAULTS.get(name, _Call)}
-    if out is not None:
-        given["out"] = out
+    asked = given if out is None else given | {"out": out}
+    given = {name: x for name, x in asked.items() if x is not _DEFAULTS.get(name, _Call)}
     if type(out) is tuple and len(out) == 1:
         (out,) = out
     if is_device_array(x1) or is_device_array(x2) or is_device_array(out):
@@ -135,8 +136,8 @@ def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
         _require(not any(map(_overrides, (x1, x2, out))))
         call = _check(x1, x2, out, _DEFAULTS | given)
     if call is None:
-        # An override is shown the keywords of the call, hence only those that the user gave.
-        return host_blas.matmul(x1, x2, **given)
+        # An override is shown the keywords of the call, hence all that the user gave.
+        return host_blas.matmul(x1, x2, **asked)
     if _compute(call, fresh=out is None) and not given.keys() - {"out"}:
         repeated.remember(x1, x2, out, hosted=True)
     return wrapped(call.result, x1, x2, out, given.get("subok", True))

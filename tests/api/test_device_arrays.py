@@ -42,6 +42,15 @@ def upload(queue, x, gap=0):
     return there.T if turned else there
 
 
+def read(x):
+    """Bring a matrix back that has gaps between its columns."""
+    x.finish()
+    (rows, columns), (_, step) = x.shape, x.strides
+    memory = np.empty((columns - 1) * step + rows * x.dtype.itemsize, np.uint8)
+    cl.enqueue_copy(x.queue, memory, x.base_data, src_offset=x.offset)
+    return np.ndarray(x.shape, x.dtype, memory, strides=x.strides)
+
+
 def require(device, code):
     if not device.traits.has(PRECISIONS[code]):
         pytest.skip(f"{device.traits.describe()} has no double precision")
@@ -96,6 +105,26 @@ def test_quick_returns(queue, rng):
     np.testing.assert_array_equal(clgemm.matmul(none, none.T).get(), np.zeros((3, 3)))
 
 
+@pytest.mark.parametrize(("alpha", "k"), [(0.0, 4), (1.0, 0)])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_nothing_to_add_up(queue, alpha, k, beta, elsewhere, rng):
+    """Into a c with gaps between its columns, and one of another queue, too."""
+    other = cl.CommandQueue(queue.context) if elsewhere else queue
+    a, b = (upload(queue, np.full(shape, np.nan, np.float32)) for shape in ((5, k), (k, 6)))
+    host = np.asfortranarray(random_matrix(rng, PRECISIONS["s"], 5, 6))
+    c = upload(other, np.full_like(host, np.nan) if beta == 0 else host, gap=3)
+    assert clgemm.sgemm(alpha, a, b, beta, c, overwrite_c=1) is c
+    np.testing.assert_array_equal(read(c), beta * host)
+    if not k:
+        out = upload(other, np.full_like(host, np.nan), gap=3)
+        assert clgemm.matmul(a, b, out=out) is out
+        assert not read(out).any()
+        stack = upload(queue, np.zeros((3, 5, 0), np.float32))
+        vector = upload(queue, np.zeros(0, np.float32))
+        assert clgemm.matmul(stack, vector).get().tolist() == np.zeros((3, 5)).tolist()
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -118,6 +147,9 @@ def test_matmul(queue, a, b, rng):
     np.testing.assert_allclose(got.get(), want, rtol=1e-4, atol=1e-5)
     out = opencl.arrays().zeros(queue, want.shape, np.float32)
     assert clgemm.matmul(upload(queue, x), upload(queue, y), out=out) is out
+    np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-5)
+    out.fill(0)
+    assert clgemm.matmul(upload(queue, x), upload(queue, y), out=(out,)) is out
     np.testing.assert_allclose(out.get(), want, rtol=1e-4, atol=1e-5)
 
 
@@ -161,6 +193,22 @@ def test_to_device_and_back(device, rng):
         assert there.context == device.context
         np.testing.assert_array_equal(there.get(), a)
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
+
+
+def test_whatever_lies_on_the_host_is_copied(device, rng):
+    x = rng.uniform(-1, 1, (6, 8)).astype(np.float32)
+    rows = np.lib.stride_tricks.sliding_window_view(x, 3, axis=1)
+    views = (x[::2, ::3], x[::-1], np.broadcast_to(x[0], (4, 8)), np.broadcast_to(x[:, :1], (6, 5)))
+    with registry.using(device):
+        for view in (
+            *views,
+            rows,
+            x.T[1:4],
+            np.broadcast_to(np.float32(3), (2, 2)),
+            x[0, 0],
+            [1, 2],
+        ):
+            np.testing.assert_array_equal(clgemm.to_device(view).get(), view)
 
 
 def test_mistakes_say_what_to_do(device, queue):

@@ -601,6 +601,7 @@ def test_wrong_arguments_are_type_errors(
         {"a": {}, "b": "x"},
         {"b": "x", "trans_b": []},
         {"b": np.ones((3, 3)), "c": {}},
+        {"c": np.zeros((3, 3), "i4,i4")},
     ],
     ids=str,
 )
@@ -904,6 +905,20 @@ def test_c_that_overlaps_an_operand_gives_the_right_answer(
     result = ours(code)(1.0, a, b, beta, c, overwrite_c=1)
     assert np.array_equal(memory, before)
     assert_close(result, 1.0, a, b, beta, c)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, ">f8"])
+def test_c_that_overlaps_an_operand_of_another_type_is_not_written(dtype: Any) -> None:
+    """What is multiplied is a copy, but the operand itself is the caller's."""
+    memory = np.zeros(8, "f8")
+    c = memory[:4].reshape(2, 2, order="F")
+    a = memory.view(dtype)[:4].reshape(2, 2)
+    a[...] = 3
+    before = memory.copy()
+    result = clgemm.blas.dgemm(1.0, a, np.eye(2), c=c, overwrite_c=1)
+    assert result is not c
+    assert np.array_equal(memory, before)
+    assert (result == 3).all()
 
 
 def test_c_between_the_columns_of_an_operand_is_overwritten() -> None:

@@ -232,7 +232,7 @@ KEYWORDS = [
     *({"order": name} for name in ["Z", "CF", "", 1, []]),
     *({"subok": value} for value in [True, False, None, 2]),
     {"signature": "ff->f"}, {"signature": "dd->d"}, {"signature": (None, None, "d")},
-    {"dtype": "d", "signature": "dd->d"}, {"sig": "dd->d"},
+    {"dtype": "d", "signature": "dd->d"}, {"dtype": None, "signature": "ff->f"}, {"sig": "dd->d"},
     {"axis": 0}, {"keepdims": True}, {"where": True}, {"foo": 1}, {"x1": A}, {"out": None},
     {"out": ()}, {"out": (None,)}, {"out": []}, {"out": [[0.0] * 4] * 2}, {"out": 1.0},
     {"out": ...},
