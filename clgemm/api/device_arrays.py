@@ -23,7 +23,7 @@ from clgemm.api.array_decisions import (
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.runtime import forks, opencl, registry
-from clgemm.runtime.opencl_errors import translated
+from clgemm.runtime.opencl_errors import translated, translating
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 _CONJUGATE = 2  # trans_a or trans_b
 
 
+@translating("to_device")
 def to_device(x: Any) -> Any:
     """Copy an array to the device in use.
 
@@ -74,6 +75,7 @@ def to_device(x: Any) -> Any:
     return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)
 
 
+@translating("matmul of device arrays")
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays as `numpy.matmul` would, into `out` or a new C-ordered Array."""
     if type(a) is not type(b) or not (out is None or type(out) is type(a)):
@@ -106,6 +108,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
     return out
 
 
+@translating("gemm of device arrays")
 def gemm(
     where: str, precision: Precision, alpha: Any, a: Any, b: Any, beta: Any, c: Any,
     trans_a: Any, trans_b: Any, overwrite_c: Any,
