@@ -202,7 +202,10 @@ class Faults:
 
         @functools.wraps(function)
         def call(*arguments, **more):
-            frame, depth = sys._getframe(1), 4 if name == "start" else 1  # as executors do
+            frame, depth = (
+                sys._getframe(1),
+                6 if name == "start" else 1,
+            )  # executors start threads, too
             for _ in range(depth):
                 if frame is not None and frame.f_globals.get("__name__", "").startswith("clgemm"):
                     self._meet(name, lost_with_device=False)

@@ -43,23 +43,33 @@ def test_a_fault_of_the_system_spoils_no_search(found, monkeypatch, tmp_path):
     assert not problems, "\n\n".join(problems)
 
 
-@pytest.mark.parametrize("call", ["build", "__init__"])
-def test_a_family_is_not_given_up_for_a_moment_without_memory(found, call, monkeypatch):
-    """Nor a stored configuration: no kernel was to blame."""
+@pytest.mark.parametrize(
+    ("scenario", "name", "turn"),  # the first build is the probe's
+    [(scenarios.first, "Program.build", 2), (scenarios.verified, "Event.wait", 1)],
+    ids=["first", "verified"],
+)
+def test_nothing_is_given_up_for_a_device_that_was_lost_for_a_moment(
+    found, scenario, name, turn, monkeypatch
+):
+    """Neither a family nor a stored configuration: no kernel was to blame."""
     faults = Faults(monkeypatch.setattr)
-    product = scenarios.verified(World(found, monkeypatch))
+    product = scenario(World(found, monkeypatch))
     product.check(product.compute())
     config = clgemm.explain(*product.operands).config
-    product = scenarios.verified(World(found, monkeypatch))
-    name = "Program.build" if call == "build" else "Buffer.__init__"
-    error = partial(border.opencl_error, "OUT_OF_HOST_MEMORY", "clBuildProgram")
-    for turn in (2, 3):  # the first one is the probe's, and another says no more
-        faults.arm(name, turn, error)
-        with suppress(ClgemmError, MemoryError):
-            product.check(product.compute())
-        faults.disarm()
+    product = scenario(World(found, monkeypatch))
+    lost = partial(border.opencl_error, border.LOST, "")
+    faults.arm(name, turn, lost, for_ever=name == "Program.build")
+    with suppress(ClgemmError):
+        product.check(product.compute())
+    faults.disarm()
+    assert faults.fired
     product.check(product.compute())
     assert clgemm.explain(*product.operands).config == config
+
+
+def test_devices_share_a_product_where_no_thread_can_be_started(found):
+    ran, problems = attack(found, scenarios.several, every=False, only=("start",))
+    assert (ran, problems) == (2, [])
 
 
 def test_kernels_are_built_where_no_thread_can_be_started(found, monkeypatch):
