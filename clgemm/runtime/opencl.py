@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,6 +33,8 @@ __all__ = [
 
 _NO_CACHE = "PYOPENCL_NO_CACHE"
 _used = False
+_module: Any = None
+_arrays: Any = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,15 +53,16 @@ else:
 
 def load() -> Any:
     """Import pyopencl (once) and return the module."""
-    global _used  # noqa: PLW0603 - of the process: see `was_used`
+    global _used, _module  # noqa: PLW0603 - of the process: see `was_used`
     _used = True  # before the import: a fork may fall into it
-    module = sys.modules.get("pyopencl")
-    if module is not None and hasattr(module, "get_platforms"):
-        return module
+    if _module is not None:
+        return _module
     before = os.environ.get(_NO_CACHE)
     os.environ.setdefault(_NO_CACHE, "1")
     try:
-        return lazy_import("pyopencl")
+        # Not what sys.modules has: another thread may be in the middle of the import.
+        _module = lazy_import("pyopencl")
+        return _module
     finally:
         if before is None:
             os.environ.pop(_NO_CACHE, None)  # another thread may have been faster
@@ -82,11 +84,11 @@ def tools() -> Any:
 
 def arrays() -> Any:
     """Return the module pyopencl.array."""
-    module = sys.modules.get("pyopencl.array")
-    if module is None:
+    global _arrays  # noqa: PLW0603 - of the process
+    if _arrays is None:
         load()
-        module = lazy_import("pyopencl.array")
-    return module
+        _arrays = lazy_import("pyopencl.array")
+    return _arrays
 
 
 def build(context: cl.Context, text: str) -> cl.Program:

@@ -73,6 +73,41 @@ assert len(opened) == 1, opened
     assert (run.returncode, run.stderr) == (0, "")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("module", ["pyopencl", "pyopencl.array"])
+def test_threads_that_import_pyopencl_wait_for_each_other(device, module):
+    """What another thread is importing lacks what stands at its end."""
+    program = """
+import importlib, sys, threading, time
+import numpy as np
+import clgemm
+module = sys.argv[1]
+begun, failures = threading.Event(), []
+class SlowFinder:
+    def find_spec(self, name, *more):
+        if name.startswith("pyopencl.") and name != module and module in sys.modules:
+            begun.set()
+            time.sleep(0.05)
+def call():
+    try:
+        a = clgemm.to_device(np.eye(9, dtype=np.float32))
+        assert (clgemm.matmul(a, a).get() == np.eye(9)).all()
+    except BaseException as error:
+        failures.append(error)
+if module != "pyopencl":
+    importlib.import_module("pyopencl")
+sys.meta_path.insert(0, SlowFinder())
+threads = [threading.Thread(target=call) for _ in range(2)]
+threads[0].start()
+begun.wait()
+threads[1].start()
+[thread.join() for thread in threads]
+assert not failures, failures
+"""
+    run = run_python(program, module, CLGEMM_DEVICE=device.traits.platform)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(device):
     """The check fills scratch memory with NaN, which no other call may share meanwhile."""
     a = np.random.default_rng(5).random((1200, 1200), np.float32)
