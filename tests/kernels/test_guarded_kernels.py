@@ -21,8 +21,11 @@ def near_extremes(device, family, precision):
     return extremes(family, device.traits, precision, tiny(family, device.traits, precision))
 
 
+# gpu_tiled takes seconds to build for a CPU.
 @pytest.mark.parametrize("code", "sz")
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [
+    pytest.param(x, id=x.name, marks=[pytest.mark.slow] * (x.name == "gpu_tiled")) for x in FAMILIES
+])  # fmt: skip
 def test_nothing_is_written_beside_what_is_computed(device, family, code, rng, monkeypatch):
     precision = PRECISIONS[code]
     skip_unsupported(device, family, precision)
