@@ -25,7 +25,7 @@ from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.runtime import forks, opencl, registry
-from clgemm.runtime.opencl_errors import translated, translated_errors
+from clgemm.runtime.opencl_errors import translated, translated_errors, translating
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _CONJUGATE = 2  # trans_a or trans_b
 
 
 @entry(nested_arrays.to_device)
+@translating("to_device")
 def to_device(x: Any) -> Any:
     """Copy an array to the device in use.
 
@@ -81,6 +82,7 @@ def to_device(x: Any) -> Any:
 
 
 @entry(nested_arrays.matmul)
+@translating("matmul of device arrays")
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays as `numpy.matmul` would, into `out` or a new C-ordered Array."""
     if type(a) is not type(b) or not (out is None or type(out) is type(a)):
@@ -116,6 +118,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
 
 
 @entry(nested_arrays.gemm)
+@translating("gemm of device arrays")
 def gemm(
     where: str, precision: Precision, alpha: Any, a: Any, b: Any, beta: Any, c: Any,
     trans_a: Any, trans_b: Any, overwrite_c: Any,

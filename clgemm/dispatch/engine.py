@@ -42,7 +42,7 @@ from clgemm.problem import (
 )
 from clgemm.runtime import forks, reentry, registry
 from clgemm.runtime.kernel_runner import KernelRunner
-from clgemm.runtime.opencl_errors import translated, translated_errors
+from clgemm.runtime.opencl_errors import is_transient, translated, translated_errors
 from clgemm.streaming.copy_threads import CopyThreads
 from clgemm.streaming.runner import StreamingRunner, must_copy
 from clgemm.tuning.store.lookup import find_or_default
@@ -294,7 +294,7 @@ class Engine:
                     long = problem.flops >= LONG_FLOPS
                     return KernelRunner(device, problem, plan, config=config, long=long)
             except BuildError as error:
-                if config.family == LAST_RESORT.name:
+                if config.family == LAST_RESORT.name or is_transient(error.__cause__):
                     raise
                 self.parameters.refused.add(config.family)
                 log.warning("%s is not used on %s from here on: %s", config.family, device, error)

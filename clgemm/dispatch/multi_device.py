@@ -9,6 +9,7 @@ device: the same devices give the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict, deque
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextvars import copy_context
@@ -24,11 +25,14 @@ from clgemm.streaming.schedule import Block, Span, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
+    from concurrent.futures import Future
 
     from clgemm.dispatch.break_even import BreakEvens
     from clgemm.problem import Call, Gemm
     from clgemm.runtime.device import Device
     from clgemm.runtime.runner import Runner
+
+log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it saves
 LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
@@ -167,11 +171,9 @@ class MultiDeviceRunner:
                     runners[_shape(tile)].run(call_of(tile, call), stop)
 
         with ThreadPoolExecutor(len(self.workers), "clgemm device") as pool:
-            # Each thread works in the modes of this one.
-            jobs = [
-                pool.submit(copy_context().run, partial(work, *worker)) for worker in self.workers
-            ]
             try:
+                started = [_start(pool, partial(work, *worker)) for worker in self.workers]
+                jobs = [job for job in started if job is not None]
                 until_done(jobs)
             finally:
                 stop.set()
@@ -179,6 +181,16 @@ class MultiDeviceRunner:
         # What was stopped says nothing of why.
         for error in sorted(errors, key=lambda x: isinstance(x, CancelledError)):
             raise error
+
+
+def _start(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None] | None:
+    """Have a thread work in the modes of this one; where none can be started, this one does."""
+    try:
+        return pool.submit(copy_context().run, work)
+    except RuntimeError as error:  # a limit of the system, or the interpreter ends
+        log.debug("a device has no thread of its own: %s", error)
+    work()
+    return None
 
 
 def _shape(tile: Block) -> tuple[int, int, int]:

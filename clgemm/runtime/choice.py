@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm import settings
 from clgemm.errors import ClgemmWarning, DeviceError
-from clgemm.runtime import devices
+from clgemm.runtime import devices, platforms
 from clgemm.runtime.binaries import kept_for
 from clgemm.runtime.devices import INSTALL_HINT
 
@@ -63,7 +63,8 @@ def choose() -> Choice:
     """
     found, wish = devices.find(), settings.device()
     if not found:
-        raise DeviceError(f"no OpenCL device was found: {INSTALL_HINT}")
+        why = f" ({platforms.silent[0]})" if platforms.silent else ""
+        raise DeviceError(f"no OpenCL device was found{why}: {INSTALL_HINT}")
     chosen: dict[Found, None] = {}
     candidates: list[Found] = []
     for name in _names(found, wish):

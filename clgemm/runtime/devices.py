@@ -9,7 +9,6 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clgemm.runtime import opencl, platforms, processor
@@ -154,15 +153,37 @@ def _remove(folder: str, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@lru_cache(maxsize=1)
 def find() -> tuple[Found, ...]:
-    """List every device of every platform, untried."""
-    found = []
+    """List every device of every platform, untried.
+
+    The list is kept once every driver has answered: one that is short of memory may do so later.
+    """
+    if _kept:
+        return _kept[0]
+    found: list[Found] = []
+    platforms.silent.clear()
     for platform in platforms.known():
         try:
             devices = platform.get_devices() or _once_more(platform)
         except cl.Error as error:
-            log.info("platform %s lists no device: %s", platform.name, error)
+            platforms.silent.append(str(error))
             continue
-        found += [Found(device, read_traits(device)) for device in devices]
+        found += [x for x in map(_read, devices) if x is not None]
+    for words in platforms.silent:
+        log.info("a platform or a device is passed over: %s", words)
+    if not platforms.silent:
+        _kept.append(tuple(found))
     return tuple(found)
+
+
+def _read(device: cl.Device) -> Found | None:
+    """Return a device with its traits, None if its driver does not tell them."""
+    try:
+        return Found(device, read_traits(device))
+    except cl.Error as error:
+        platforms.silent.append(str(error))
+    return None
+
+
+_kept: list[tuple[Found, ...]] = []
+"""What `find` has found."""

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from clgemm.errors import ClgemmWarning
+from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 DISTRIBUTION = "intel-opencl-rt"
 LIBRARIES = ("libintelocl.so", "intelocl64.dll")
 FOLDERS = ("lib", "Library/bin")  # of an environment: conda's packages have no record
+NO_PLATFORM = "PLATFORM_NOT_FOUND_KHR"  # the loader's way of saying that it knows none
+silent: list[str] = []
+"""What the loader and drivers said that gave no answer when devices were listed last."""
 
 
 def embedded_platforms() -> list[cl.Platform]:
@@ -78,7 +82,17 @@ def known() -> list[cl.Platform]:
     """List the platforms of the ICD loader and the embedded ones."""
     try:
         loaded = list(cl.get_platforms())
+    except cl.Error as error:
+        loaded = []
+        if opencl.error_name(error) != NO_PLATFORM:
+            silent.append(str(error))
+    names = {_name(p) for p in loaded}
+    return loaded + [p for p in embedded_platforms() if _name(p) not in names]
+
+
+def _name(platform: cl.Platform) -> str:
+    """Return a platform's name; "" if it does not say it."""
+    try:
+        return str(platform.name)
     except cl.Error:
-        loaded = []  # the loader's way of saying that it knows none
-    names = {p.name for p in loaded}
-    return loaded + [p for p in embedded_platforms() if p.name not in names]
+        return ""

@@ -105,8 +105,12 @@ class Programs:
             yield
             return
         workers = min(len(missing), os.cpu_count() or 1, MOST_BUILDS)
+        built: Iterable[cl.Program | None] = [None] * len(missing)
         with ThreadPoolExecutor(workers, "clgemm-build") as pool:
-            built = pool.map(self._program_or_none, missing)
+            try:
+                built = pool.map(self._program_or_none, missing)
+            except RuntimeError as error:  # no thread can be started: `kernel` builds them
+                log.debug("nothing is built ahead: %s", error)
             yield
             self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from clgemm.errors import DeviceError
-from clgemm.runtime import choice, devices, forks
+from clgemm.runtime import choice, devices, forks, interrupt
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.device import Device
 from clgemm.runtime.idle import IdleTimer
@@ -162,13 +162,16 @@ def give_back() -> None:
 
     Runs in the timer's thread.
     """
-    with _lock():
+    with _lock(), ExitStack() as counted:
+        # The interpreter's end waits for what is counted, and must not come in the midst of this.
+        for device in {device for device, _ in _states.values()}:
+            counted.enter_context(interrupt.in_use(device))
         busy = False
         for device, state in _states.values():
             with device.lock:
                 if state.used:
                     busy, state.used = True, False
-                elif not device.ending:
+                else:
                     state.trim()
         _forget_dropped()
     if busy:

@@ -74,6 +74,8 @@ def _verify(verifier: Verifier, store: Store, config: Config) -> str:
         with opencl_errors.translated_errors(str(config)):
             return verifier.quick_mismatch(config) or ""
     except (ClgemmError, MemoryError) as error:
+        if opencl_errors.is_transient(error.__cause__):
+            raise  # it is verified in a later call
         return str(error)
     finally:
         store.end(candidate)

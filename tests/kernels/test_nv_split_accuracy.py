@@ -242,7 +242,7 @@ def compare(device, config, *which):
     exact, size, fma, scipy = reference(device, *which)
     got = multiply(device, config, a, b)
     with np.errstate(all="ignore"):
-        print(  # noqa: T201 - what the test is run for
+        print(
             f"{code} k={k} {case}: {config.family} {errors(got, exact, size):.3g}, "
             f"fma {fma:.3g}, SciPy {scipy:.3g}"
         )

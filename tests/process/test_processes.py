@@ -588,6 +588,26 @@ print("end")
 
 
 @pytest.mark.process
+def test_the_end_waits_for_what_is_being_given_back(device):
+    """The timer's thread would be ended inside the driver, which takes the program down."""
+    program = """
+from clgemm.runtime import idle, queues
+registry._timer = idle.IdleTimer(0.01, registry.give_back)
+began = threading.Event()
+def slowly(self):
+    began.set()
+    time.sleep(0.5)
+    print("given back")
+queues.QueueState.trim = slowly
+x = clgemm.to_device(small)
+clgemm.matmul(x, x)
+began.wait()
+"""
+    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "given back\n", "")
+
+
+@pytest.mark.process
 def test_daemon_threads_that_go_on_calling_do_not_spoil_the_end(device):
     program = """
 def call():

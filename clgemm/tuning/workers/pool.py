@@ -20,7 +20,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from clgemm.errors import TuningError
 from clgemm.runtime.interrupt import until_done
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     Ask = Callable[["Worker", Config], Outcome]
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST = 4  # workers: each has a context on the device and starts in a few tenths of a second
 GPU_BUILDS = 6  # programs that a candidate for a GPU is made of, built at a time
@@ -166,7 +167,14 @@ class Worker:
         )  # fmt: skip
         self._answers = queue.Queue()
         listening = self._process.stdout, self._answers
-        threading.Thread(target=_listen, args=listening, name="clgemm-tuning", daemon=True).start()
+        listener = threading.Thread(
+            target=_listen, args=listening, name="clgemm-tuning", daemon=True
+        )
+        try:
+            listener.start()
+        except RuntimeError as error:  # a limit of the system, or the interpreter ends
+            self.stop()  # nobody would hear its answers
+            raise TuningError(f"no candidate can be tried: {error}") from error
         try:
             self._exchange(self._setup._asdict(), self._patience_to_start)
         except NoAnswerError as error:
@@ -279,7 +287,7 @@ class WorkerPool:
         TuningError
             If the one that measures cannot.
         """
-        starts = {worker: self._threads.submit(worker.start) for worker in self._workers}
+        starts = {worker: self._submit(worker.start) for worker in self._workers}
         measuring = starts.pop(self.measuring)
         until_done([measuring])
         measuring.result()
@@ -290,6 +298,12 @@ class WorkerPool:
                 self._workers.remove(worker)
             elif error is not None:
                 raise error
+
+    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        try:
+            return self._threads.submit(work, *arguments)
+        except RuntimeError as error:  # a limit of the system, or the interpreter ends
+            raise TuningError(f"no candidate can be tried: {error}") from error
 
     def learn(self, outcome: Outcome) -> None:
         """Let all workers know what the first one found out when it measured a candidate."""
@@ -325,7 +339,7 @@ class WorkerPool:
                         break
                     fresh -= 1
                     worker = idle.pop(0)
-                    running[self._threads.submit(ask, worker, config)] = worker, now
+                    running[self._submit(ask, worker, config)] = worker, now
                 if not running:
                     return outcomes
                 for done in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:

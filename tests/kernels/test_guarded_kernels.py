@@ -1,0 +1,69 @@
+"""Every family near the extremes of its parameters, between guard zones, on small matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from guarded import GUARD, Guarded, check_config, extremes, guarded_scratch
+from test_families import is_slow_to_build, skip_unsupported
+from test_small_kernels import tiny
+
+from clgemm.kernels import FAMILIES
+from clgemm.problem import PRECISIONS
+
+UNREACHABLE = {
+    "cpu_packed": {("NR", 24)},  # of complex types: more columns than registers
+    "gpu_tiled": {("VW", 8), ("MC", 16)},  # of single precision: nothing near the tiny default
+}
+
+
+def near_extremes(device, family, precision):
+    return extremes(family, device.traits, precision, tiny(family, device.traits, precision))
+
+
+# gpu_tiled takes seconds to build for a CPU.
+@pytest.mark.parametrize("code", "sz")
+@pytest.mark.parametrize("family", [
+    pytest.param(x, id=x.name, marks=[pytest.mark.slow] * (x.name == "gpu_tiled")) for x in FAMILIES
+])  # fmt: skip
+def test_nothing_is_written_beside_what_is_computed(device, family, code, rng, monkeypatch):
+    precision = PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    configs = near_extremes(device, family, precision)
+    if is_slow_to_build(device, family):
+        configs = configs[:1]
+    count = 1 if precision.is_complex else 3
+    for i in rng.choice(len(configs), min(count, len(configs)), replace=False):
+        assert check_config(device, configs[i], precision, rng, monkeypatch) == ""
+
+
+@pytest.mark.parametrize("code", "sz")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_every_parameter_has_its_extremes(device, family, code):
+    precision = PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    configs = near_extremes(device, family, precision)
+    missing = {
+        (name, end)
+        for name, values in family.space(device.traits, precision).items()
+        for end in (min(values), max(values))
+        if all(config[name] != end for config in configs)
+    }
+    assert missing <= UNREACHABLE.get(family.name, set())
+
+
+@pytest.mark.parametrize("place", [-1, 0])
+def test_a_write_beside_is_seen(device, place, monkeypatch):
+    held = Guarded(np.ones((3, 2), np.float32), 1)
+    assert not held.has_changed()
+    held.data[...] = 2
+    assert held.has_changed()
+    assert not held.has_changed_beside()
+    held._memory[GUARD - 1 if place else -GUARD] ^= 1
+    assert held.has_changed_beside()
+    monkeypatch.setattr("guarded.SENTINEL", 0)
+    with guarded_scratch(device, monkeypatch) as overrun:
+        scratch = device.scratch.lease(100)
+        monkeypatch.setattr("guarded.SENTINEL", 1)
+        device.scratch.release(scratch)
+    assert [words.split()[0] for words in overrun] == ["before", "after"]
