@@ -15,7 +15,7 @@ import numpy as np
 from clgemm import settings
 from clgemm.dispatch import engine as engines
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE, Call
+from clgemm.problem import BY_DTYPE, Call, is_same_memory
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -55,9 +55,15 @@ def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
         return
     if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in BY_DTYPE):
         return
-    compute = _by_host(a, b, out) if hosted else _ByDevice.of_matmul(known, a, b, out)
+    kind = _kind(a, b, out)
+    if hosted:
+        compute = _by_host(a, b, out)
+    elif _still_holds(known, kind):  # but not for operands at this place
+        return
+    else:
+        compute = _ByDevice.of_matmul(known, a, b, out)
     if compute is not None:
-        known.repeat(_kind(a, b, out), compute)
+        known.repeat(kind, compute)
 
 
 def _kind(a: Any, b: Any, out: Any) -> Hashable:
@@ -100,15 +106,24 @@ def remember_gemm(
     n = b.shape[0 if trans_b else 1]
     if known is None or not 0 < n * a.size <= host_blas.LONG:
         return
+    kind = _gemm_kind(a, b, trans_a, trans_b)
+    if not hosted and _still_holds(known, kind):
+        return
     conj = tuple(a.dtype.kind == "c" and x == _CONJUGATE for x in (trans_a, trans_b))
     op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
     compute: Any = _GemmByHost(conj) if hosted else _ByDevice.of_gemm(known, op_a, op_b, conj)
     if compute is not None:
-        known.repeat(_gemm_kind(a, b, trans_a, trans_b), compute)
+        known.repeat(kind, compute)
 
 
 def _gemm_kind(a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int) -> Hashable:
     return a.dtype, a.shape, a.strides, trans_a, b.dtype, b.shape, b.strides, trans_b
+
+
+def _still_holds(known: Engine, kind: Hashable) -> bool:
+    """Tell whether a decision of the device is kept that is the one of now."""
+    compute = known.repeated.get(kind)
+    return compute.__class__ is _ByDevice and compute.holds()
 
 
 class _GemmByHost:
@@ -135,6 +150,8 @@ class _ByDevice:
         self._dtype = call.c.dtype
         self._conj = call.conj_a, call.conj_b
         self._turned = call.transposed
+        (m, n), a, b = call.c.shape, call.a, call.b
+        self._may_be_gram = m == n and a.strides == b.strides[::-1]
 
     @classmethod
     def of_matmul(cls, known: Engine, a: Any, b: Any, out: Any) -> _ByDevice | None:
@@ -156,13 +173,15 @@ class _ByDevice:
     @reentry.entry(nested=lambda *_: None)
     def _of(cls, known: Engine, call: Call) -> _ByDevice | None:
         """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
-        (m, n), a, b = call.c.shape, call.a, call.b
-        may_be_gram = m == n and a.strides == b.strides[::-1]
-        if may_be_gram or call.c.dtype != a.dtype or engines.partners_of(known):
+        if call.is_gram or call.c.dtype != call.a.dtype or engines.partners_of(known):
             return None
         found = cls(known, call)
         decision = found._decision
         return found if not decision.copied and decision.route.where == "device" else None
+
+    def holds(self) -> bool:
+        """Tell whether calls of the kind would be decided on in the same way now."""
+        return self._engine.units() == self._units and settings.modes() == self._modes
 
     def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
         """Multiply as `numpy.matmul` does."""
@@ -183,9 +202,9 @@ class _ByDevice:
         self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]
     ) -> NDArray[Any] | None:
         known, conj = self._engine, self._conj
-        if known.units() != self._units or settings.modes() != self._modes:
+        if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
             return None
-        if not (_is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
+        if self._may_be_gram and is_same_memory(a, b):
             return None
         if self._turned:
             call = Call(alpha, b.T, a.T, 0.0, c.T, conj[0], conj[1], transposed=True)

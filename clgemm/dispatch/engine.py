@@ -4,7 +4,7 @@ Each kind of call (equal shapes, strides, types, flags and modes) is decided on 
 with which parameters, what is copied.  What comes of it, a `Decision` with its `Runner`, is kept,
 so that a later call costs one look into a table.  Finding out is never a side effect: what is not
 known of a device when a call is decided on has a default, and only the parameters of the kernels
-that this very call needs are searched for.
+that this very call needs are searched for; its own product may be tried on both sides.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 from clgemm import settings
 from clgemm.dispatch import multi_device
 from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
+from clgemm.dispatch.copying import CopyingRunner, copied_call
 from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.trial import Trials
@@ -37,7 +38,6 @@ from clgemm.problem import (
     Call,
     aligned,
     describe,
-    expressible,
     layout_of,
 )
 from clgemm.runtime import forks, reentry, registry
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from clgemm.dispatch.times import BreakEven
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
-    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.opencl import cl
     from clgemm.runtime.queues import QueueState
     from clgemm.runtime.runner import Runner
@@ -195,10 +194,11 @@ class Engine:
         """Decide where calls of a kind run and, if on the device, make what computes them."""
         copied = tuple(x for x in "abc" if layout_of(getattr(call, x)) is None)
         if copied:
-            inner = self.decide(_copied(call, values=False)[0], modes, partners)
+            inner = self.decide(copied_call(call, values=False)[0], modes, partners)
             if inner.runner is _HOST:  # which copies what it has to
                 return inner._replace(copied=copied)
-            return inner._replace(runner=_Copying(self, modes, inner.runner), copied=copied)
+            runner = CopyingRunner(partial(self.compute, modes=modes), inner.runner)
+            return inner._replace(runner=runner, copied=copied)
         precision = BY_DTYPE[call.c.dtype]
         problem = describe(*call.operands, call.c, reads_c=call.beta != 0, is_gram=call.is_gram)
         one_core = self.units() == 1 < self.device.traits.compute_units
@@ -349,42 +349,6 @@ def _within_limits(traits: DeviceTraits, units: int) -> DeviceTraits:
         global_memory=min(traits.global_memory, allowed),
         max_allocation=min(traits.max_allocation, allowed),
     )
-
-
-class _Copying:
-    """Computes calls with operands that BLAS cannot express, or a C that it cannot write."""
-
-    def __init__(self, engine: Engine, modes: Modes, inner: Runner) -> None:
-        self._engine = engine
-        self._modes = modes
-        self.work = inner.work
-
-    def run(self, call: Call, stop: Stop | None = None) -> None:
-        """Copy, and compute as any other call; see `Runner.run`."""
-        del stop
-        inner, c = _copied(call, values=True)
-        self._engine.compute(inner, self._modes)
-        if c is not call.c:
-            call.c[...] = c
-
-
-def _copied(call: Call, *, values: bool) -> tuple[Call, NDArray[Any]]:
-    """Return a call of the same shapes whose operands BLAS can express, and its C."""
-    fitting = expressible if values else _empty_like
-    a, b = fitting(call.a), fitting(call.b)
-    c = call.c
-    if layout_of(c) is None:
-        c = np.array(c, order="C") if values and call.beta != 0 else np.empty(c.shape, c.dtype)
-    return Call.of(call.alpha, a, b, call.beta, c, call.conj_a, call.conj_b), c
-
-
-def _empty_like(x: NDArray[Any]) -> NDArray[Any]:
-    """Return what `expressible` would, without the values of a copy."""
-    if layout_of(x) is not None:
-        return x
-    if x.ndim > 2 and x.strides[0] == 0:
-        return np.broadcast_to(np.empty(x.shape[1:], x.dtype), x.shape)
-    return np.empty(x.shape, x.dtype)
 
 
 _engines: dict[Device, Engine] = {}

@@ -117,8 +117,9 @@ def test_a_gram_product_is_none_of_a_kind_with_others(shortly, rng):
     np.testing.assert_allclose(general, a @ b.T, atol=1e-12)
     assert (clgemm.matmul(b, b.T) == clgemm.matmul(b, b.T).T).all()
     shortly()
+    assert clgemm.matmul(a, b.T).tobytes() == general.tobytes()
     with pytest.raises(TypeError):
-        clgemm.matmul(a, b.T)
+        clgemm.matmul(a, a.T)
 
 
 def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
