@@ -26,6 +26,7 @@ os.environ["CLGEMM_ROUTE"] = "device"
 os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
 
 from clgemm import settings
+from clgemm.dispatch import engine
 from clgemm.kernels import FAMILIES
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 def pytest_unconfigure() -> None:
     """Remove the cache directory of this run."""
     shutil.rmtree(os.environ["CLGEMM_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_computed_before() -> None:
+    """Let no product be like one of an earlier test."""
+    known = engine.opened()
+    if known is not None:
+        known.repeated.clear()
 
 
 def working_devices() -> list[devices.Found]:

@@ -69,7 +69,8 @@ def test_nothing_is_given_up_for_a_device_that_was_lost_for_a_moment(
 
 def test_devices_share_a_product_where_no_thread_can_be_started(found):
     ran, problems = attack(found, scenarios.several, every=False, only=("start",))
-    assert (ran, problems) == (2, [])
+    # A pool starts no second thread if the first one has ended its job by then.
+    assert (ran in {1, 2}, problems) == (True, [])
 
 
 def test_kernels_are_built_where_no_thread_can_be_started(found, monkeypatch):
