@@ -8,6 +8,7 @@ not tried because trials had taken their share of the time.
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 NEAR = 2.5  # times as long as the other: what is further apart is believed
 LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
-LEAST, MOST_RUNS = 3, 8  # runs of which the least time counts, after one that is not timed
+LEAST, MOST_RUNS = 3, 12  # runs of which the median counts
 BLOCK_SECONDS = 5e-4  # of them in all, if they are short
+WARM_SECONDS = 3e-4  # of runs before them, one at least: threads wake up
 PAUSE = 3e-4  # seconds between the sides: idle threads of the host's BLAS spin for a while
 FREE, SHARE = 0.05, 0.05  # seconds, and the share of a process' time, that trials may take
 MOST_KINDS = 4096
-CALL_SECONDS = 1e-6  # that a call on the device takes before and after what is timed here
+CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
 GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
 
 _begun = time.monotonic()
@@ -66,7 +68,9 @@ class Trials:
             return found or predicted
         with self._lock():  # two threads find the same
             if kind not in self._found:
-                expected = PAUSE + max((LEAST + 1) * (host + device), 2 * BLOCK_SECONDS)
+                expected = PAUSE + max(
+                    (LEAST + 1) * (host + device), 2 * (WARM_SECONDS + BLOCK_SECONDS)
+                )
                 self._found[kind] = (
                     self._try(predicted, sides) if self._may_spend(expected) else predicted
                 )
@@ -80,9 +84,9 @@ class Trials:
         try:
             with np.errstate(all="ignore"):
                 by_host, by_device = sides()
-                host = _least(by_host)
+                host = _median(by_host)
                 time.sleep(PAUSE)
-                device = _least(by_device)
+                device = _median(by_device)
         finally:
             self._spent += time.perf_counter() - start
         faster = DEVICE if device + CALL_SECONDS <= GAIN * host else HOST
@@ -92,12 +96,15 @@ class Trials:
         )  # fmt: skip
 
 
-def _least(compute: Callable[[], object]) -> float:
-    """Return the least time of a few runs."""
+def _median(compute: Callable[[], object]) -> float:
+    """Return the median time of a few runs, once threads are awake."""
+    start = time.perf_counter()
     compute()
+    while time.perf_counter() - start < WARM_SECONDS:
+        compute()
     found: list[float] = []
     while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
         before = time.perf_counter()
         compute()
         found.append(time.perf_counter() - before)
-    return min(found)
+    return statistics.median(found)

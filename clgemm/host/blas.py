@@ -58,8 +58,10 @@ def multiply(call: Call) -> None:
 
 
 def is_outer(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether matrices have one column and one row to multiply: no BLAS takes NumPy's then."""
-    return a.ndim == b.ndim == _MATRIX and a.shape[1] == b.shape[0] == 1
+    """Tell whether matrices have one column and one row to multiply: NumPy asks no BLAS then."""
+    if not (a.ndim == b.ndim == _MATRIX and a.shape[1] == b.shape[0] == 1):
+        return False
+    return bool(a.shape[0] > 1 < b.shape[1])  # else it does
 
 
 def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -22,6 +22,7 @@ NEAR = Route(HOST, "predicted", 1e-4, 0.9e-4)
 def trials(monkeypatch):
     monkeypatch.setattr(trial, "FREE", 1e9)
     monkeypatch.setattr(trial, "PAUSE", 0)
+    monkeypatch.setattr(trial, "WARM_SECONDS", 0)
     return trial.Trials()
 
 
