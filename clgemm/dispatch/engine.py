@@ -168,6 +168,8 @@ class Engine:
 
     def run(self, decision: Decision, call: Call) -> None:
         """Compute a call on the device as was decided for its kind."""
+        if self._on_cores and decision.problem.flops >= spinning.LONG_FLOPS * self._units:
+            spinning.end()
         try:
             decision.runner.run(call)
         except self.device.cl.Error as error:
@@ -283,8 +285,6 @@ class Engine:
     def build(self, problem: Gemm) -> KernelRunner:
         """Build the plan of a problem, with the next family if a driver refuses the first one's."""
         device, traits = self.device, _within_limits(self.device.traits, self.units())
-        if self._on_cores:
-            spinning.shorten()
         problem = where_it_pays(traits, problem)
         while True:
             config = self.parameters.config_for(problem)

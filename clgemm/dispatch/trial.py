@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.dispatch.route import DEVICE, HOST, Route
+from clgemm.host import spinning
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err
 LEAST, MOST_RUNS = 3, 12  # runs of which the median counts
 BLOCK_SECONDS = 5e-4  # of them in all, if they are short
 WARM_SECONDS = 3e-4  # of runs before them, one at least: threads wake up
-PAUSE = 3e-4  # seconds between the sides: idle threads of the host's BLAS spin for a while
+PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.05, 0.05  # seconds, and the share of a process' time, that trials may take
 MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
@@ -85,6 +86,7 @@ class Trials:
             with np.errstate(all="ignore"):
                 by_host, by_device = sides()
                 host = _median(by_host)
+                spinning.end()
                 time.sleep(PAUSE)
                 device = _median(by_device)
         finally:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.host import spinning
 from clgemm.lazy_imports import lazy_import
 from clgemm.problem import PRECISIONS
 
@@ -26,8 +25,7 @@ _NAME = "scipy.linalg.blas"
 @functools.cache
 def module() -> ModuleType:
     """Return `scipy.linalg.blas`; threads that ask for it at once wait for one import."""
-    with spinning.loading():
-        return lazy_import(_NAME)
+    return lazy_import(_NAME)
 
 
 def is_loaded() -> bool:
