@@ -2,8 +2,9 @@
 
 After a product its threads look for another one, for some 100 ms, before they sleep.  A CPU device
 that computes meanwhile gets half of each such core and takes up to twice as long.  So they are
-ended before, as every `os.fork` makes OpenBLAS do; its next product starts new ones.  That takes
-some 20 us each, and is done only while no other thread of Python can be inside that library.
+ended before, as every `os.fork` makes OpenBLAS do; its next product starts new ones.  To end them
+takes some 30 us, or 200 if they sleep already (measured with one, on two cores of a Zen 5), and is
+done only while no other thread of Python can be inside that library.
 
 To have them sleep sooner (``OPENBLAS_THREAD_TIMEOUT``) is no way out: in virtual machines a thread
 that spins for a short time, sleeps and is woken may wait for 10 ms until it has a core.
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.host import openblas
-from clgemm.lazy_imports import importing
 from clgemm.runtime import processor
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def end() -> None:
             continue
         if library.threads() > processor.usable_cores():
             continue  # threads that are started later would have these cores alone for ever
-        with importing:
-            _end_if_alone(library)
+        _end_if_alone(library)
 
 
 def state(library: OpenBlas | None) -> str:

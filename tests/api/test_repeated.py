@@ -97,15 +97,23 @@ def test_out_is_looked_at_each_time(shortly, operands):
 @pytest.mark.parametrize("code", "dz")
 def test_misaligned_operands_are_not_taken(device, shortly, code, rng):
     device.require(PRECISIONS[code])
-    a, b = (random_matrix(rng, PRECISIONS[code], *shape) for shape in ((M, K), (K, N)))
+    a, b = (
+        np.ascontiguousarray(random_matrix(rng, PRECISIONS[code], *shape))
+        for shape in ((M, K), (K, N))
+    )
     want = clgemm.matmul(a, b)
-    memory = np.empty(a.nbytes + 8, np.uint8)
+    places = []
     for offset in (8, 1) if code == "z" else (1,):
+        memory = np.empty(a.nbytes + 8, np.uint8)
         moved = memory[offset : offset + a.nbytes].view(a.dtype).reshape(a.shape)
         moved[...] = a
         np.testing.assert_allclose(clgemm.matmul(moved, b), want)
+        places.append(moved)
     shortly()
     assert clgemm.matmul(a, b).tobytes() == want.tobytes()
+    for moved in places:
+        with pytest.raises(TypeError):  # the long way, which copies them
+            clgemm.matmul(moved, b)
 
 
 def test_a_gram_product_is_none_of_a_kind_with_others(shortly, rng):
