@@ -63,8 +63,6 @@ class Device:
         self.programs = Programs(self.context, self.traits, binaries)
         self.running: list[None] = []
         """One entry for each call that is on the device now."""
-        self.ending = False
-        """Whether the interpreter is about to end."""
         self.scratch = ScratchPool(self.context, system_svm=self.traits.system_svm)
         self.memory = DeviceMemory(self.context, self.traits.max_allocation)
         """Device memory of calls that copy."""

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from clgemm.runtime import ending
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class IdleTimer:
             if not has_started:
                 self._waits = False
 
-    @entry()
+    @entry(background=True)
     def _run(self) -> None:
         while True:
             with self._lock:
@@ -57,4 +58,5 @@ class IdleTimer:
                     self._waits = False
                     break
             time.sleep(rest)
-        self._action()
+        with ending.awaited():
+            self._action()

@@ -1,4 +1,4 @@
-"""Waiting such that Ctrl-C is heard, and threads that end with the interpreter.
+"""Waiting such that Ctrl-C is heard.
 
 Python runs signal handlers in its main thread, between two of its own instructions: not while it
 waits inside a driver.  So another thread waits there, and the main thread for that one.  To ask the
@@ -12,7 +12,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION
 from concurrent.futures import wait as wait_for_jobs
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from clgemm.runtime.opencl import cl
 
@@ -24,27 +24,6 @@ if TYPE_CHECKING:
 TURN_SECONDS = 0.1  # until a thread that waits hears of Ctrl-C where its lock does not
 _in_flight: dict[int, object] = {}
 """What commands may work on that end after their call; freed when that was seen."""
-
-
-class InUse(Protocol):
-    """A device, as far as it counts the calls that are on it."""
-
-    running: list[None]
-    """One entry for each call."""
-    ending: bool
-    """Whether the interpreter is about to end."""
-
-
-@contextmanager
-def in_use(device: InUse) -> Iterator[None]:
-    """Count a call that is on the device inside a with block."""
-    device.running.append(None)
-    try:
-        if device.ending:
-            end_thread()
-        yield
-    finally:
-        device.running.pop()
 
 
 class Stop:
@@ -169,13 +148,3 @@ def until_done(jobs: Collection[Future[Any]]) -> None:
         done, waiting = wait_for_jobs(waiting, TURN_SECONDS, FIRST_EXCEPTION)
         if any(job.exception() for job in done):
             return
-
-
-def end_thread() -> None:
-    """End this thread, unless it is the main one, since the interpreter ends.
-
-    The interpreter would end it anyway, inside the driver if it happens to be there, which takes
-    the whole program down.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        raise SystemExit

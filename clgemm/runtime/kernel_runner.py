@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm.kernels.family import GEMM_STRUCT, OFFSETS, SLOTS
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import host_memory, interrupt, opencl
+from clgemm.runtime import ending, host_memory, interrupt, opencl
 from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
@@ -187,8 +187,7 @@ class KernelRunner:
         device, enqueue, queue = self._device, self._enqueue, state.queue
         device.running.append(None)
         try:
-            if device.ending:
-                interrupt.end_thread()
+            ending.leave()
             with device.lock:
                 try:
                     waits, more = state.begin(wait_for, self.scratch_bytes, counts=self._counts)
@@ -227,14 +226,12 @@ class KernelRunner:
         device = self._device
         device.running.append(None)
         try:
-            if device.ending:
-                interrupt.end_thread()
+            ending.leave()
             # This call's alone until its last launch has ended.
             scratch = device.scratch.lease(self.scratch_bytes) if self.scratch_bytes else None
             self._execute(values, scratch, stop, poisoned, events)
             device.scratch.release(scratch)  # not if Ctrl-C ended the wait for that end
-            if device.ending:  # and what was computed may be void
-                interrupt.end_thread()
+            ending.leave()  # what was computed may be void
         finally:
             device.running.pop()
 

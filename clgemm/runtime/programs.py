@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clgemm.errors import BuildError
 from clgemm.kernels import ptx, source
-from clgemm.runtime import opencl
+from clgemm.runtime import ending, opencl
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.reentry import entry
 
@@ -75,6 +75,7 @@ class Programs:
 
     def _build(self, spec: KernelSpec) -> BoundKernel:
         start = time.perf_counter()
+        ending.leave()
         try:
             if spec not in self._programs:
                 self._programs[spec] = self._program(spec)

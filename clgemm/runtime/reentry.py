@@ -23,6 +23,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from clgemm.errors import DeviceError
+from clgemm.runtime import ending
+from clgemm.runtime.ending import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +40,6 @@ WHY_HOST = (
 )
 """Why a nested call is computed on the host."""
 
-_inside: set[int] = set()
-"""Threads that are in an entry."""
 _HANDLER = logging.Handler.handle.__code__
 
 
@@ -47,7 +47,9 @@ class WouldDeadlockError(DeviceError):
     """A log handler has called while another thread, which may wait for it, holds what it needs."""
 
 
-def entry(nested: Callable[..., Any] | None = None) -> Callable[[Function], Function]:
+def entry(
+    nested: Callable[..., Any] | None = None, *, background: bool = False
+) -> Callable[[Function], Function]:
     """Make a function one whose thread is inside this package until it returns.
 
     Parameters
@@ -56,6 +58,8 @@ def entry(nested: Callable[..., Any] | None = None) -> Callable[[Function], Func
         Is called in its place, with the same arguments, in a thread that is inside already, and
         where it would wait for ever.  By default the function itself is called, as one step of the
         other call, and the error is raised.
+    background : bool
+        Whether the interpreter's end need not wait for the function; see `ending.awaited`.
     """
 
     def decorate(function: Function) -> Function:
@@ -63,17 +67,22 @@ def entry(nested: Callable[..., Any] | None = None) -> Callable[[Function], Func
         def entered(*args: Any, **more: Any) -> Any:
             me = get_ident()
             # The mark alone may be left over from a call that Ctrl-C ended, or from another thread.
-            if me in _inside and _is_within(_ENTERED):
+            if me in inside and _is_within(_ENTERED):
                 return (nested or function)(*args, **more)
             try:
-                _inside.add(me)
+                if background:
+                    ending.background.add(me)
+                inside.add(me)
+                ending.leave()  # after the mark: the end waits for who has one
                 return function(*args, **more)
             except WouldDeadlockError:
                 if nested is None:
                     raise
                 return nested(*args, **more)
             finally:
-                _inside.discard(me)
+                inside.discard(me)
+                if background:
+                    ending.background.discard(me)
 
         return cast("Function", entered)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clgemm.errors import DeviceError
-from clgemm.runtime import choice, devices, forks, interrupt
+from clgemm.runtime import choice, devices, ending, forks
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.runtime.device import Device
 from clgemm.runtime.idle import IdleTimer
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from clgemm.runtime.opencl import cl
 
-END_SECONDS = 5.0  # that a program's end may wait for calls that cannot be cancelled
 IDLE_SECONDS = 10.0  # without a call, after which memory and queues that nobody has are given back
 
 _lock = CheckedLock()
@@ -162,10 +160,7 @@ def give_back() -> None:
 
     Runs in the timer's thread.
     """
-    with _lock(), ExitStack() as counted:
-        # The interpreter's end waits for what is counted, and must not come in the midst of this.
-        for device in {device for device, _ in _states.values()}:
-            counted.enter_context(interrupt.in_use(device))
+    with _lock():
         busy = False
         for device, state in _states.values():
             with device.lock:
@@ -206,17 +201,13 @@ def _after_fork_in_child() -> None:
 
 @atexit.register
 def _end() -> None:
-    """Let no other thread be inside a driver when the interpreter ends.
+    """Let no other thread be inside a driver when the interpreter ends."""
 
-    Calls that other threads make from here on end these threads; those on a device are cancelled
-    where they can be.
-    """
-    for device in (*_devices.values(), *_foreign.values()):
-        device.ending = True
-        deadline = time.monotonic() + END_SECONDS
-        while device.running and time.monotonic() < deadline:
+    def cancel() -> None:
+        for device in (*_devices.values(), *_foreign.values()):
             device.scratch.cancel()
-            time.sleep(0.001)
+
+    ending.begin(cancel)
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,7 +20,6 @@ from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from clgemm.runtime import interrupt
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.reentry import entry
@@ -67,17 +66,16 @@ class CopyThreads:
     def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
         """Keep threads and staging while a call copies; give the queue there and the one back."""
         call = object()
-        with interrupt.in_use(self._device):
-            try:
-                with self._lock:
-                    self._calls.add(call)
-                    if self._queues is None:
-                        context = self._device.context
-                        self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
-                yield self._queues
-            finally:
-                self._calls.discard(call)
-                self._timer.touch()
+        try:
+            with self._lock:
+                self._calls.add(call)
+                if self._queues is None:
+                    context = self._device.context
+                    self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
+            yield self._queues
+        finally:
+            self._calls.discard(call)
+            self._timer.touch()
 
     def submit(self, job: Callable[[], object], *, first: bool = False) -> None:
         """Have a thread do a job that raises nothing, before all others if it comes first.
@@ -108,7 +106,7 @@ class CopyThreads:
                     self._count += 1
         return self._count > 0
 
-    @entry()
+    @entry(background=True)
     def _work(self) -> None:
         # All there is to do, not one job: Ctrl-C may have come between a job and its token.
         while self._tokens.get():
@@ -127,12 +125,11 @@ class CopyThreads:
         with self._lock:
             if self._calls:
                 return
-            with interrupt.in_use(self._device):
-                for _ in range(self._count):
-                    self._tokens.put(False)
-                self._count = 0
-                self.staging.trim()
-                self._device.memory.trim()
+            for _ in range(self._count):
+                self._tokens.put(False)
+            self._count = 0
+            self.staging.trim()
+            self._device.memory.trim()
 
 
 def _cores() -> int:

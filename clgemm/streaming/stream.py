@@ -10,6 +10,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from clgemm.runtime import ending
 from clgemm.runtime.host_memory import span_bytes
 from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.runtime.memory import is_short_of_memory
@@ -58,7 +59,7 @@ class StreamedCall:
         size = schedule.problem.operand_bytes
         self._chunk_bytes = min(staging.BYTES, max(SMALL_CHUNK, size // CHUNKS))
         # Threads do not run any more while the interpreter ends.
-        self._in_line = device.ending or (size <= IN_LINE and len(schedule.products) == 1)
+        self._in_line = ending.has_begun() or (size <= IN_LINE and len(schedule.products) == 1)
         if self._in_line:
             queues = device.queue, device.queue
         self._copies = Copies(threads, *queues, in_line=self._in_line)

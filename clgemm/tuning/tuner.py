@@ -13,6 +13,7 @@ from clgemm import settings
 from clgemm.errors import TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import ending
 from clgemm.runtime.reentry import CheckedLock
 from clgemm.tuning import verification
 from clgemm.tuning.results import Effort, Result
@@ -184,7 +185,8 @@ class Parameters:
                 log.info(words, what, effort.seconds, store.path)
                 return self._search(precision, store, effort)[1]
         except (TuningError, OSError) as error:
-            log.warning("tuning %s failed: %s", what, error)
+            level = logging.INFO if ending.explains(error.__cause__) else logging.WARNING
+            log.log(level, "tuning %s failed: %s", what, error)
             return defaults(traits, precision, f"tuning failed: {error}")
 
     def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:

@@ -18,6 +18,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -193,14 +194,20 @@ HOWS = ("falls off its end", "exit", "main")
 
 
 def ends(programs, seed, longest=3.0):
-    """Run programs that end at a random moment of their first seconds; return how many."""
+    """Run programs that end at a random moment of their first seconds; return how many.
+
+    Every other one of a kind begins with an empty cache, and may tune.
+    """
     chance = random.Random(seed)
     for number in range(programs):
         after, how = chance.uniform(0.0, longest), HOWS[number % len(HOWS)]
-        run = subprocess.run(
-            [sys.executable, "-c", ENDING, f"{after:.4f}", how],
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as empty:
+            cold = {"CLGEMM_CACHE_DIR": empty, "CLGEMM_TUNE": "auto"}
+            run = subprocess.run(
+                [sys.executable, "-c", ENDING, f"{after:.4f}", how],
+                env=os.environ | (cold if number // len(HOWS) % 2 == 0 else {}),
+                capture_output=True, text=True, timeout=PATIENCE, check=False,
+            )  # fmt: skip
         if (run.returncode, run.stdout, run.stderr) != (0, "", ""):
             raise AssertionError(
                 f"program {number} ({how}, after {after:.4f} s) ended with {run.returncode}: "

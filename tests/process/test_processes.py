@@ -622,6 +622,42 @@ time.sleep(0.2)
         assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("where", ["build", "get"])
+def test_the_end_waits_for_threads_that_are_inside_a_driver_otherwise(device, where):
+    """The interpreter would end them there, which takes the program down."""
+    program = """
+from clgemm.runtime import programs
+began = threading.Event()
+compiled = programs.compiled
+def slowly(*args):
+    began.set()
+    time.sleep(0.5)
+    program = compiled(*args)
+    print("built")
+    return program
+def build():
+    programs.compiled = slowly
+    clgemm.zgemm(1.0, small, small)
+    print("a result that nobody waits for")
+def get():
+    x = clgemm.matmul(*[clgemm.to_device(wide[:3000, :3000])] * 2)
+    began.set()
+    x.get()
+    print("brought")
+    clgemm.to_device(small)
+    print("a copy that nobody waits for")
+"""
+    start = f"""
+threading.Thread(target={where}, daemon=True).start()
+began.wait()
+print("end", flush=True)
+"""
+    run = run_python(LONG + program + start, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+    last = {"build": "built\n", "get": "brought\n"}[where]
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n" + last, "")
+
+
 def test_an_error_reaches_the_thread_that_waits(device):
     """As does the memory of a call that Ctrl-C left behind twice."""
 

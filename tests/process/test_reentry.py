@@ -15,7 +15,7 @@ from pyopencl.array import Array, to_device
 import clgemm
 from clgemm.dispatch import engine
 from clgemm.problem import BY_DTYPE
-from clgemm.runtime import devices, reentry, registry
+from clgemm.runtime import devices, ending, reentry, registry
 from clgemm.runtime.device import Device
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure.verify import random_matrix
@@ -330,9 +330,9 @@ def test_a_mark_that_was_left_behind_costs_nothing(device):
     """Ctrl-C may have come before it was taken away."""
     a = np.eye(90, dtype=np.float32)
     with registry.using(device):
-        reentry._inside.add(threading.get_ident())
+        ending.inside.add(threading.get_ident())
         assert clgemm.explain(a, a).route == "device"
-        assert threading.get_ident() not in reentry._inside
+        assert threading.get_ident() not in ending.inside
         assert (clgemm.matmul(a, a) == a).all()
 
 

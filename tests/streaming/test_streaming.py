@@ -23,7 +23,7 @@ from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Call, describe
-from clgemm.runtime import reentry, registry
+from clgemm.runtime import ending, reentry, registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
 from clgemm.streaming import copies, copy_threads, stream
@@ -433,7 +433,7 @@ def test_results_are_right_where_threads_cannot_be_started(apart, name, after, r
 def test_a_call_copies_itself_once_the_interpreter_ends(apart, rng, monkeypatch):
     """Threads do not run any more then."""
     limit(monkeypatch, 300 * KB)
-    monkeypatch.setattr(apart, "ending", True)
+    monkeypatch.setattr(ending, "_has_begun", True)
     monkeypatch.setattr(threads_of(apart), "_have_threads", lambda: pytest.fail("no thread runs"))
     check(apart, "s", *operands(rng))
     check(apart, "z", *operands(rng, "z", 40, 30, 50), beta=0.5)
