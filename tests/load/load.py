@@ -32,6 +32,8 @@ from clgemm.runtime import forks, registry
 
 GROWTH = 48 << 20
 """Bytes that a process may grow by once it has made each kind of call: pools, not leaks."""
+LEAST_CALLS = 1000
+"""Of which the first half builds kernels and fills pools, however slow the machine is."""
 PATIENCE = 60.0  # seconds beyond its own that a process may take
 MOST_SIDE = 160
 KINDS = ("matmul", "stack", "blas", "arrays", "host", "vector")
@@ -86,15 +88,20 @@ def one_call(kind, rng):
 def mixed(seconds, threads, seed):
     """Make mixed calls in threads for some seconds; return how many, and the bytes more at last.
 
-    Those of the first half are not counted: pools are filled and kernels built.
+    Those of the first half of the calls are not counted: pools are filled and kernels built.
     """
-    end, counts, failures = time.monotonic() + seconds, [0] * threads, []
+    begun, counts, failures = time.monotonic(), [0] * threads, []
     marks = []
+
+    def goes_on():
+        passed = time.monotonic() - begun
+        enough = passed >= seconds and sum(counts) >= LEAST_CALLS
+        return not (failures or enough or passed > seconds + PATIENCE)
 
     def work(number):
         rng = np.random.default_rng((seed, number))
         try:
-            while time.monotonic() < end and not failures:
+            while goes_on():
                 one_call(KINDS[int(rng.integers(len(KINDS)))], rng)
                 counts[number] += 1
         except BaseException as error:  # noqa: BLE001 - reported by the main thread
@@ -103,17 +110,18 @@ def mixed(seconds, threads, seed):
     workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(threads)]
     for worker in workers:
         worker.start()
-    while time.monotonic() < end and not failures:
+    while goes_on():
         time.sleep(min(1.0, seconds / 10))
-        marks.append(resident())
+        marks.append((sum(counts), resident()))
     for worker in workers:
         worker.join(PATIENCE)
         if worker.is_alive():
             raise AssertionError("a thread hangs")
     if failures:
         raise failures[0]
-    half = len(marks) // 2
-    return sum(counts), max(marks[half:]) - marks[half - 1]
+    half = sum(counts) / 2
+    before = [size for calls, size in marks if calls <= half] or [0]
+    return sum(counts), max(size for calls, size in marks if calls > half) - before[-1]
 
 
 def processes(count, *arguments, seconds):
@@ -127,7 +135,7 @@ def processes(count, *arguments, seconds):
     ]
     said = []
     for process in running:
-        out, err = process.communicate(timeout=seconds + PATIENCE)
+        out, err = process.communicate(timeout=seconds + 3 * PATIENCE)
         if process.returncode or err:
             raise AssertionError(f"a process ended with {process.returncode}: {out}{err}")
         said.append(out.strip())
