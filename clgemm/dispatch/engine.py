@@ -81,6 +81,8 @@ class Decision(NamedTuple):
     runner: Runner
     problem: Gemm
     route: Route
+    lasts: bool = True
+    """Whether it takes so long that threads which spin beside it are ended before."""
     copied: tuple[str, ...] = ()
     """Operands that no BLAS can express where they lie: copied first, then decided on again."""
 
@@ -168,7 +170,7 @@ class Engine:
 
     def run(self, decision: Decision, call: Call) -> None:
         """Compute a call on the device as was decided for its kind."""
-        if self._on_cores and decision.problem.flops >= spinning.LONG_FLOPS * self._units:
+        if self._on_cores and decision.lasts:
             spinning.end()
         try:
             decision.runner.run(call)
@@ -217,7 +219,8 @@ class Engine:
             shared = None
             if partners:
                 shared = multi_device.runner((self, *partners), problem)
-            return Decision(shared or self.runner(problem), problem, chosen)
+            lasts = spinning.lasts(problem.flops / self.units(), chosen.device_seconds)
+            return Decision(shared or self.runner(problem), problem, chosen, lasts)
 
     def _tried(self, call: Call, problem: Gemm, predicted: Route) -> Route:
         """Try both sides if the prediction leaves open which one is faster."""

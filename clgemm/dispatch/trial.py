@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.dispatch.route import DEVICE, HOST, Route
+from clgemm.dispatch.route import DEVICE, HOST, SHORT, Route
 from clgemm.host import spinning
 from clgemm.runtime import reentry
 
@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 
 NEAR = 2.5  # times as long as the other: what is further apart is believed
 LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
-LEAST, MOST_RUNS = 3, 12  # runs of which the median counts
-BLOCK_SECONDS = 5e-4  # of them in all, if they are short
-WARM_SECONDS = 3e-4  # of runs before them, one at least: threads wake up
+BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes it slower
+MOST_RUNS = 12  # of a block, of which the median counts
+BLOCK_SECONDS = 3e-4  # of them in all, if they are short
+WARM_SECONDS = 2e-4  # of runs before them, one at least: threads wake up
 PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.05, 0.05  # seconds, and the share of a process' time, that trials may take
 MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
-GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
+GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
+SHORT_GAIN = 0.88  # the same where the host takes less than SHORT: a trial errs by so much there
 
 _begun = time.monotonic()
 
@@ -69,8 +71,8 @@ class Trials:
             return found or predicted
         with self._lock():  # two threads find the same
             if kind not in self._found:
-                expected = PAUSE + max(
-                    (LEAST + 1) * (host + device), 2 * (WARM_SECONDS + BLOCK_SECONDS)
+                expected = 2 * BLOCKS * PAUSE + max(
+                    2 * BLOCKS * (host + device), 2 * BLOCKS * (WARM_SECONDS + BLOCK_SECONDS)
                 )
                 self._found[kind] = (
                     self._try(predicted, sides) if self._may_spend(expected) else predicted
@@ -85,27 +87,28 @@ class Trials:
         try:
             with np.errstate(all="ignore"):
                 by_host, by_device = sides()
-                host = _median(by_host)
-                spinning.end()
-                time.sleep(PAUSE)
-                device = _median(by_device)
+                host = min(_block(by_host) for _ in range(BLOCKS))
+                spinning.end()  # once: threads that start again disturb what follows
+                device = min(_block(by_device) for _ in range(BLOCKS))
         finally:
             self._spent += time.perf_counter() - start
-        faster = DEVICE if device + CALL_SECONDS <= GAIN * host else HOST
+        gain = SHORT_GAIN if host < SHORT else GAIN
+        faster = DEVICE if device + CALL_SECONDS <= gain * host else HOST
         return predicted._replace(
             where=faster, why=f"tried: the {faster} is faster", host_seconds=host,
             device_seconds=device,
         )  # fmt: skip
 
 
-def _median(compute: Callable[[], object]) -> float:
+def _block(compute: Callable[[], object]) -> float:
     """Return the median time of a few runs, once threads are awake."""
+    time.sleep(PAUSE)
     start = time.perf_counter()
     compute()
     while time.perf_counter() - start < WARM_SECONDS:
         compute()
     found: list[float] = []
-    while len(found) < LEAST or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
+    while not found or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
         before = time.perf_counter()
         compute()
         found.append(time.perf_counter() - before)

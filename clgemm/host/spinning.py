@@ -29,11 +29,18 @@ if TYPE_CHECKING:
     from clgemm.host.openblas import OpenBlas
 
 VARIABLE = "OPENBLAS_THREAD_TIMEOUT"
+LONG_SECONDS = 1e-4
+"""Of products before which threads are ended."""
 LONG_FLOPS = 5e7
-"""For each core: of products that take long enough, some tenths of a millisecond."""
+"""The same for each core, where no time is predicted."""
 ENTRY = "blas_thread_shutdown_"
 _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
+
+
+def lasts(flops: float, seconds: float | None) -> bool:
+    """Tell whether a product with so many operations a core takes long enough to end threads."""
+    return flops >= LONG_FLOPS if seconds is None else seconds >= LONG_SECONDS
 
 
 def end() -> None:

@@ -91,6 +91,14 @@ assert ended == [library]
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    ("flops", "seconds", "lasts"),
+    [(1e9, 9e-5, False), (1e6, 2e-4, True), (6e7, None, True), (4e7, None, False)],
+)
+def test_a_product_lasts_by_its_predicted_time_or_else_by_its_size(flops, seconds, lasts):
+    assert spinning.lasts(flops, seconds) == lasts
+
+
 def test_it_does_nothing_while_another_thread_may_be_inside(cpu):
     run(
         """
