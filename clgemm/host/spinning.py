@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from clgemm.host import openblas
 from clgemm.runtime import processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from clgemm.host.openblas import OpenBlas
 
@@ -36,8 +37,27 @@ _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
 
 
+_thread = threading.local()
+
+
+@contextmanager
+def kept(condition: bool) -> Iterator[None]:
+    """Have `end` leave all threads alone inside a with block in this thread, on a condition.
+
+    It is for calls that come from compiled code, whose other threads may be inside a BLAS now.
+    """
+    before = getattr(_thread, "keeps", False)
+    _thread.keeps = before or condition
+    try:
+        yield
+    finally:
+        _thread.keeps = before
+
+
 def end() -> None:
     """End the idle threads of the libraries that are loaded, as far as that is possible now."""
+    if getattr(_thread, "keeps", False):
+        return
     for library in (openblas.of_numpy(), openblas.of_scipy()):
         if library is None or why_not(library) is not None:
             continue
