@@ -1,4 +1,4 @@
-"""What interposed calls have come to: how many, of what size, where they ran, and what was missed."""
+"""What interposed calls have come to: how many and how large, where they ran, what was missed."""
 
 from __future__ import annotations
 
