@@ -90,7 +90,7 @@ def _run_script(words: list[str]) -> None:
         return
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(name))  # noqa: PTH120
-    path = os.path.abspath(name)  # noqa: PTH100
+    path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - "./" stays, as Python has it
     names = _new_main()
     names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     with io.open_code(path) as file:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from clgemm.errors import ClgemmWarning
 from clgemm.interpose import account, imports, later, slots, stub
 from clgemm.interpose.callbacks import Callback, Reasons, least_product
+from clgemm.interpose.mappings import Mappings
 from clgemm.runtime import forks
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ class _Hook:
 
     def _take(self, paths: Iterable[Path] | None) -> None:
         """Find slots and write those that may be written."""
+        for known in self.known.values():  # modules stay loaded once they were interposed
+            self._write(known)
         if paths is None:
-            for known in self.known.values():  # modules stay loaded once they were interposed
-                self._write(known)
+            paths = self._unknown()
         found, missed = slots.find(paths)
         self.missed.update({(str(x.path), x.name): x for x in missed if not self._is_ours(x)})
         new = [_Interposed(slot, self.reasons) for slot in found if slot.key not in self.known]
@@ -95,6 +97,12 @@ class _Hook:
                 x.stub = address
                 self.known[x.slot.key] = x
                 self._write(x)
+
+    def _unknown(self) -> list[Path]:
+        """List what is loaded and was not interposed as a whole."""
+        missed = {x.path for x in self.missed.values()}
+        whole = {x.slot.path for x in self.known.values()} - missed
+        return [path for path in Mappings().objects() if path not in whole]
 
     def _is_ours(self, missed: Missed) -> bool:
         """Tell whether a slot looks odd because a stub is in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,12 +28,17 @@ class Mappings:
 
     def __init__(self) -> None:
         text = _MAPS.read_bytes().decode("utf-8", "surrogateescape")
-        self._all = [_read(line) for line in text.splitlines()]
+        self._lines = text.splitlines()
+
+    @functools.cached_property
+    def _all(self) -> list[Mapping]:
+        return [_read(line) for line in self._lines]
 
     def objects(self) -> list[Path]:
         """List the files that have machine code mapped."""
-        found = (m.path for m in self._all if "x" in m.access and m.path.startswith("/"))
-        return [Path(path) for path in dict.fromkeys(found)]
+        found = (line.split(maxsplit=5) for line in self._lines)
+        paths = (x[5] for x in found if len(x) > 5 and "x" in x[1] and x[5].startswith("/"))
+        return [Path(path) for path in dict.fromkeys(paths)]
 
     def at(self, address: int, size: int = 8) -> Mapping | None:
         """Return the range in which so many bytes lie, None if they lie in none or in two."""

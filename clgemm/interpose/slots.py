@@ -12,6 +12,7 @@ A slot is written only if all of this holds; else it is left alone, and a senten
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import re
@@ -82,7 +83,8 @@ def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]
     """
     found: list[Slot] = []
     missed: list[Missed] = []
-    wanted = [(path, elf.imports(path, entries.NAME, (RELEASES_LOCK,))) for path in _files(paths)]
+    files = Mappings().objects() if paths is None else list(paths)
+    wanted = [(path, _imports(path)) for path in files]
     modules = [(path, x) for path, x in wanted if isinstance(x, elf.Imports) and x.slots]
     if not modules:
         return found, missed
@@ -101,8 +103,18 @@ def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]
     return found, missed
 
 
-def _files(paths: Iterable[Path] | None) -> list[Path]:
-    return list(Mappings().objects() if paths is None else paths)
+def _imports(path: Path) -> elf.Imports | str:
+    """Read a file, or remember what it had if it is the same."""
+    try:
+        now = path.stat()
+    except OSError as error:
+        return str(error)
+    return _read(path, now.st_ino, now.st_size, now.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(path: Path, *_: int) -> elf.Imports | str:
+    return elf.imports(path, entries.NAME, (RELEASES_LOCK,))
 
 
 def _base(mappings: Mappings, path: Path, imports: elf.Imports) -> int | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 
@@ -205,3 +206,8 @@ class Client:
         at_x, at_y = (ctypes.c_void_p(address_of(z)) for z in (x, y))
         function(*map(by, (*flags, m, n, k)), at_x, pointers[0], by(lda), pointers[1], by(ldb),
                  at_y, pointers[2], by(ldc))  # fmt: skip
+
+
+def loaded_lazily(path):
+    """Load a client whose functions are looked for by their first calls; Python does not do so."""
+    return ctypes.CDLL(str(path), mode=os.RTLD_LAZY)

@@ -70,7 +70,9 @@ def test_a_compiled_client_gets_what_numpy_computes(
     assert originals() == before, "the original was called"
     assert near(c, want, k, precision, 4)
     gaps = np.ones(at_c.shape, bool)
-    (gaps.reshape(-1, ldc).T[: c.shape[0]] if order == "F" else gaps.reshape(-1, ldc)[:, :n])[...] = 0
+    (gaps.reshape(-1, ldc).T[: c.shape[0]] if order == "F" else gaps.reshape(-1, ldc)[:, :n])[
+        ...
+    ] = 0
     assert np.isnan(at_c[gaps]).all(), "what lies beside C was written"
 
 
@@ -155,7 +157,9 @@ def test_numpy_and_scipy_are_seen(device, rng, what, code):
 
 @needs_machine_code
 def test_numpy_sees_no_floating_point_error_of_a_kernel(device, rng):
-    a, b = (random_matrix(rng, PRECISIONS["d" if device.traits.fp64 else "s"], 90, 90) for _ in "ab")
+    a, b = (
+        random_matrix(rng, PRECISIONS["d" if device.traits.fp64 else "s"], 90, 90) for _ in "ab"
+    )
     with registry.using(device), clgemm.interposed(least=1000), np.errstate(all="raise"):
         for _ in range(5):
             a @ b
