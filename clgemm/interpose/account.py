@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/([^.]*)\.[^/]*$")
 
 
 class Row(NamedTuple):
@@ -15,7 +19,7 @@ class Row(NamedTuple):
     entry: str
     """The function's name as the module calls it."""
     module: str
-    """The file that calls it."""
+    """Who calls it: the module by its name, or its file where that does not tell the name."""
     calls: int
     """All of them, those of clgemm's own among them."""
     least: int
@@ -86,6 +90,20 @@ def _line(row: Row) -> str:
         f"{row.entry:24} {row.calls:9} {row.device_calls:8} {row.device_flops / 1e9:9.2f} "
         f"{row.device_seconds:8.3f} {instead:>8} {row.host_calls:8}  {row.module}"
     )
+
+
+def module_name(path: str) -> str:
+    """Return the name of a compiled module that lies in a folder for packages, else its path.
+
+    Examples
+    --------
+    >>> module_name("/usr/lib/python3/dist-packages/numpy/_core/_umath.cpython-313.so")
+    'numpy._core._umath'
+    >>> module_name("/home/me/lib.so")
+    '/home/me/lib.so'
+    """
+    found = _PACKAGES.match(path)
+    return found[1].replace("/", ".") if found else path
 
 
 class _Sums:

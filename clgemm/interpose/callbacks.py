@@ -21,6 +21,7 @@ from clgemm.interpose import later, stub
 from clgemm.interpose.account import Tally
 from clgemm.problem import Call
 from clgemm.runtime import reentry
+from clgemm.settings import ROUTES
 from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
@@ -236,8 +237,8 @@ def least_product(precision: Precision) -> int:
 
     What is not known yet has a default, and nothing is measured.
     """
-    if settings.modes().route == DEVICE:
-        return 1
+    if settings.modes().route != ROUTES[0]:
+        return 1 if settings.modes().route == DEVICE else stub.NEVER
     engine = engines.opened()
     if engine is None:
         return SMALL_SHARED // (2 * precision.multiplications)

@@ -141,12 +141,15 @@ class _Hook:
         with self.lock:
             rows = [
                 x.callback.tally.row(
-                    x.slot.entry.name, str(x.slot.path), x.callback.cell.calls,
+                    x.slot.entry.name, account.module_name(str(x.slot.path)), x.callback.cell.calls,
                     x.callback.cell.least,
                 )
                 for x in self.known.values()
             ]  # fmt: skip
-            missed = tuple(account.Missed(str(x.path), x.name, x.why) for x in self.missed.values())
+            missed = tuple(
+                account.Missed(account.module_name(str(x.path)), x.name, x.why)
+                for x in self.missed.values()
+            )
             return account.Usage(
                 self.is_on, stub.why_not(), account.merged(rows), missed, self.reasons.all()
             )

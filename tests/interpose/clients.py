@@ -124,7 +124,8 @@ __asm__(
 "  sub %rsp, %rbp\\n mov %rbp, 88+seen(%rip)\\n"
 "  mov %rbx, kept_after(%rip)\\n mov %r12, 8+kept_after(%rip)\\n mov %r13, 16+kept_after(%rip)\\n"
 "  mov %r14, 24+kept_after(%rip)\\n mov %r15, 32+kept_after(%rip)\\n"
-"  add $24, %rsp\\n pop %r15\\n pop %r14\\n pop %r13\\n pop %r12\\n pop %rbp\\n pop %rbx\\n ret\\n");
+"  add $24, %rsp\\n pop %r15\\n pop %r14\\n pop %r13\\n pop %r12\\n"
+"  pop %rbp\\n pop %rbx\\n ret\\n");
 """
 # A thread that Python knows nothing of.
 FOREIGN = """

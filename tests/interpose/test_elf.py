@@ -21,9 +21,8 @@ UMATH = getattr(np, "_core", None) or np.core
 
 def by_readelf(path):
     """List names, places and kinds of a file's slots as another program reads them."""
-    text = subprocess.run(
-        ["readelf", "-rW", path], capture_output=True, text=True, check=True
-    ).stdout
+    command = [shutil.which("readelf"), "-rW", path]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^([0-9a-f]+) +\S+ +R_X86_64_(\w+) +[0-9a-f]+ (\w+)", text, re.MULTILINE)
     return {
         (name, int(where, 16), {"JUMP_SLO": "JUMP_SLOT"}.get(kind, kind))

@@ -190,13 +190,14 @@ import sys
 import numpy as np
 import clgemm
 clgemm.install(least=10)
-import importlib.machinery
+from importlib.machinery import ExtensionFileLoader
 assert "scipy.linalg" not in sys.modules
 import scipy.linalg.blas
 found = {row.entry for row in clgemm.usage().rows if "_fblas" in row.module}
-assert found == {f"scipy_{code}gemm_" for code in "sdcz"} or found, found
+assert found and all("gemm" in name for name in found), found
+assert ExtensionFileLoader.create_module.__module__ == "clgemm.interpose.imports"
 clgemm.uninstall()
-assert importlib.machinery.ExtensionFileLoader.create_module.__module__ != "clgemm.interpose.imports"
+assert ExtensionFileLoader.create_module.__module__ != "clgemm.interpose.imports"
 """
 
 
@@ -232,7 +233,7 @@ def test_elsewhere_nothing_is_interposed_and_a_warning_says_so():
 @needs_fork
 @pytest.mark.process
 def test_a_forked_child_of_a_program_that_used_the_device_computes_on_the_host(device):
-    program = f"""
+    program = """
 import os
 import numpy as np
 import clgemm

@@ -102,7 +102,7 @@ def test_threads_that_python_does_not_know_get_the_original(device, paths, origi
 
     precision = PRECISIONS["s"]
     a, b, c = (np.asfortranarray(random_matrix(rng, precision, 40, 40)) for _ in "abc")
-    # As PyDLL, the caller keeps the interpreter's lock and waits for a thread that is shown nothing.
+    # As PyDLL, the caller keeps the interpreter's lock and waits for the thread.
     library = ctypes.PyDLL(str(paths["foreign"]))
     with registry.using(device), clgemm.interposed(least=1000):
         before = originals()
