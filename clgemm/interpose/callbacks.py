@@ -25,7 +25,7 @@ from clgemm.settings import ROUTES
 from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 20e-6  # of the host: what takes less is not worth the 4 us that Python takes
+MOST_REASONS = 100
 NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
 _CUBES = tuple(Shape(n, n, n) for n in (128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
 _NOTHING = "interposed"
@@ -50,7 +51,7 @@ class Reasons:
 
     def add(self, why: str) -> None:
         """Keep a reason."""
-        if why not in self._known:
+        if why not in self._known and len(self._known) < MOST_REASONS:
             self._known[why] = None
             log.warning("the original BLAS computes: %s", why)
 
@@ -68,11 +69,16 @@ class Callback:
         The function that is called.
     reasons : Reasons
         Where to say why a call is left to the host.
+    opened : callable
+        Called when the device was opened: thresholds depend on it.
     calls_alone : bool
         Whether its callers are known to have no threads of their own inside a BLAS meanwhile.
     """
 
-    def __init__(self, entry: Entry, reasons: Reasons, *, calls_alone: bool) -> None:
+    def __init__(
+        self, entry: Entry, reasons: Reasons, opened: Callable[[], object], *, calls_alone: bool
+    ) -> None:
+        self._has_opened = opened
         self.tally = Tally()
         self.cell = stub.cell()
         self._entry = entry
@@ -85,14 +91,14 @@ class Callback:
             try:
                 self._compute(block)
             except BaseException as error:  # noqa: BLE001 - the stub calls the original
-                self._failed(error)
+                self._failed(error, block)
 
         self.function = stub.Shown(shown)
-        later.callback(shown, shown)
+        later.callback(shown)
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, block: int) -> None:
         if later.is_the_programs(error):
-            later.keep(error)
+            later.keep(error, block)
         else:
             self._reasons.add(f"{self._entry.name}: {type(error).__name__}: {error}")
 
@@ -139,13 +145,10 @@ class Callback:
 
     def _engine(self) -> Engine | None:
         """Return the engine if it has parameters without a search; None if the host must do."""
-        known = engines.opened()
-        engine = known or self._opened()
+        engine = engines.opened() or self._opened()
         if engine is None:
             return None
         precision = self._entry.precision
-        if known is None:
-            self.cell.set_least(least_product(precision))
         if not engine.device.traits.has(precision):
             self.cell.set_least(stub.NEVER)
             self._reasons.add(f"{engine} has no double precision")
@@ -167,12 +170,16 @@ class Callback:
         """Open the device for the first large call; not again if that failed."""
         try:
             engine = engines.current()
+        except reentry.WouldDeadlockError:
+            raise
         except ClgemmError:
             self.cell.set_least(stub.NEVER)
             raise
         if engine is None:
             self.cell.set_least(stub.NEVER)
             self._reasons.add("a forked child of a process that used a device uses none")
+        else:
+            self._has_opened()
         return engine
 
     def _kind(self, engine: Engine, x: Product) -> Hashable:
@@ -225,7 +232,7 @@ def _run(engine: Engine, decision: Decision, call: Call, done: c_int64) -> None:
     saved = call.c.copy(order="F") if call.beta != 0 else None
     try:
         engine.run(decision, call)
-        done.value = 1
+        done.value = stub.COMPUTED
     except BaseException:
         if saved is not None and not done.value:
             call.c[...] = saved

@@ -17,7 +17,7 @@ from clgemm.interpose.mappings import Mappings
 from clgemm.runtime import forks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from clgemm.interpose.account import Usage
@@ -32,10 +32,10 @@ PATIENCE = 10.0  # seconds that a fork waits for another thread that installs
 class _Interposed:
     """A slot with the stub that is written into it; both are kept for ever."""
 
-    def __init__(self, slot: Slot, reasons: Reasons) -> None:
+    def __init__(self, slot: Slot, reasons: Reasons, opened: Callable[[], object]) -> None:
         alone = slot.path.name.startswith(_NUMPYS)
         self.slot = slot
-        self.callback = Callback(slot.entry, reasons, calls_alone=alone)
+        self.callback = Callback(slot.entry, reasons, opened, calls_alone=alone)
         self.stub = 0
         forks.keep_for_ever(self.callback.function)
 
@@ -70,7 +70,10 @@ class _Hook:
             later.begin()
             imports.begin(self.look)
             self.is_on = True
-            self._take(None)
+            mappings = Mappings()
+            for known in self.known.values():  # modules stay loaded once they were interposed
+                self._write(mappings, known)
+            self._take(self._unknown())
         else:
             self.is_on = False
             imports.end()
@@ -79,24 +82,37 @@ class _Hook:
 
     def look(self, path: Path) -> None:
         """Interpose a module that was just loaded."""
-        with self.lock:
+        if not self.lock.acquire(timeout=PATIENCE):  # who has it may wait for this import
+            log.warning("%s is not interposed: another thread installs", path)
+            return
+        try:
             if self.is_on:
                 self._take([path])
+        finally:
+            self.lock.release()
 
-    def _take(self, paths: Iterable[Path] | None) -> None:
-        """Find slots and write those that may be written."""
-        for known in self.known.values():  # modules stay loaded once they were interposed
-            self._write(known)
-        if paths is None:
-            paths = self._unknown()
+    def set_thresholds(self) -> None:
+        """Find out anew which calls are small."""
+        for x in list(self.known.values()):
+            if self.is_on:
+                x.callback.cell.set_least(self._least(x))
+
+    def _take(self, paths: list[Path]) -> None:
+        """Find new slots and write those that may be written."""
         found, missed = slots.find(paths)
         self.missed.update({(str(x.path), x.name): x for x in missed if not self._is_ours(x)})
-        new = [_Interposed(slot, self.reasons) for slot in found if slot.key not in self.known]
+        new = [
+            _Interposed(slot, self.reasons, self.set_thresholds)
+            for slot in found
+            if slot.key not in self.known
+        ]
         if new:
             for x, address in zip(new, stub.place([x.code() for x in new]), strict=True):
                 x.stub = address
                 self.known[x.slot.key] = x
-                self._write(x)
+                self.missed.pop((str(x.slot.path), x.slot.entry.name), None)
+                x.callback.cell.set_least(self._least(x))
+                x.slot.set(x.stub)
 
     def _unknown(self) -> list[Path]:
         """List what is loaded and was not interposed as a whole."""
@@ -113,11 +129,12 @@ class _Hook:
             for x in self.known.values()
         )
 
-    def _write(self, x: _Interposed) -> None:
-        held = x.slot.get()
-        if held == x.stub:
+    def _write(self, mappings: Mappings, x: _Interposed) -> None:
+        """Write a slot that was written before, if it is as it was."""
+        if not x.slot.is_writable(mappings):
             return
-        if held != x.slot.original:
+        held = x.slot.get()
+        if held not in (x.stub, x.slot.original):
             why = "something else has replaced it"
             key = str(x.slot.path), x.slot.entry.name
             self.missed[key] = slots.Missed(x.slot.path, x.slot.entry.name, why)
@@ -129,9 +146,10 @@ class _Hook:
         return least_product(x.slot.entry.precision) if self.least is None else self.least
 
     def _restore(self) -> None:
+        mappings = Mappings()
         for x in self.known.values():
             x.callback.cell.set_least(stub.NEVER)  # for who has read the slot before
-            if x.slot.get() == x.stub:
+            if x.slot.is_writable(mappings) and x.slot.get() == x.stub:
                 x.slot.set(x.slot.original)
             else:
                 log.warning("%s of %s was changed meanwhile", x.slot.entry.name, x.slot.path)
@@ -218,6 +236,7 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
         yield
         return
     with _hook.lock:
+        before = _hook.least
         _hook.blocks += 1
         _begin(least)
     try:
@@ -225,7 +244,7 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
     finally:
         with _hook.lock:
             _hook.blocks -= 1
-            _hook.switch()
+            _begin(before)
 
 
 def usage() -> Usage:
@@ -247,11 +266,10 @@ def _is_possible() -> bool:
 
 
 def _begin(least: int | None) -> None:
-    """Interpose, or change the threshold if that is done."""
+    """Write or restore the slots as is asked for now, with another threshold perhaps."""
     _hook.least = least
     _hook.switch()
-    for x in _hook.known.values():
-        x.callback.cell.set_least(_hook._least(x))  # noqa: SLF001 - this module's own
+    _hook.set_thresholds()
 
 
 @atexit.register

@@ -7,65 +7,44 @@ as that is back in a function of Python's.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import signal
 import sys
 import threading
+import time
+from ctypes import c_int64, c_ulong, py_object, pythonapi
 from typing import TYPE_CHECKING, Any
+
+from clgemm.interpose import stub
+from clgemm.runtime import ending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import CodeType, TracebackType
 
+BLOCK = "block"
+"""The name of a callback's argument."""
+LOOK_SECONDS = 0.001
+
 _waiting: set[_Kept] = set()
 _callbacks: set[CodeType] = set()
-"""Of functions in which nothing may be raised."""
-_shown: set[int] = set()
-"""Identities of what ctypes calls."""
 
 
 class _Kept:
-    """An exception that waits for its thread to leave a callback."""
+    """An exception that waits for the main thread to leave a callback."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
+        _waiting.add(self)  # nothing else keeps it until then
 
     def __bool__(self) -> bool:
-        """Raise it, or go on waiting.
+        """Raise it.
 
-        Called by Python between two instructions of the main thread: of all functions in C which
-        take an object and return -1 if something was raised, `PyObject_IsTrue` is one.
+        Called by Python between two instructions of the main thread: `PyObject_IsTrue` is one of
+        the functions in C that take an object and return -1 if something was raised.
         """
-        if _is_in_callback():
-            self.wait()
-            return False
         _waiting.discard(self)
         raise self._error
-
-    def wait(self) -> None:
-        """Have Python call `__bool__` soon."""
-        _waiting.add(self)  # lives until then
-        _add_pending_call()(ctypes.pythonapi.PyObject_IsTrue, id(self))
-
-
-@functools.cache
-def _add_pending_call() -> Any:
-    add = ctypes.PyDLL(None).Py_AddPendingCall
-    add.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-
-    def call(function: Any, argument: int) -> None:
-        add(ctypes.cast(function, ctypes.c_void_p), argument)
-
-    return call
-
-
-def _is_in_callback() -> bool:
-    frame = sys._getframe(1)  # noqa: SLF001 - there is no other way to ask
-    found: Any = frame
-    while found is not None and found.f_code not in _callbacks:
-        found = found.f_back
-    return found is not None
 
 
 def is_the_programs(error: BaseException) -> bool:
@@ -88,20 +67,45 @@ def _code(handler: Any) -> Any:
     return found or getattr(vars(type(handler)).get("__call__"), "__code__", None)
 
 
-def keep(error: BaseException) -> None:
-    """Raise an exception in this thread once it has left the callback."""
+def keep(error: BaseException, block: int) -> None:
+    """Raise an exception in this thread once it has left the callback.
+
+    Parameters
+    ----------
+    error : BaseException
+        The exception.
+    block : int
+        Address of what the stub has shown: it hands the exception on.
+    """
     if threading.current_thread() is threading.main_thread():
-        _Kept(error).wait()
-        return
-    # Elsewhere no signal handler runs: somebody has asked for this thread to end.
-    thread = ctypes.c_ulong(threading.get_ident())
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(type(error)))
+        answer = c_int64.from_address(block)
+        c_int64.from_address(block + stub.STACK).value = id(_Kept(error))
+        answer.value |= stub.RAISES
+    elif not ending.has_begun():  # no signal handler runs here: somebody wants the thread to end
+        me = threading.get_ident()
+        threading.Thread(
+            target=_raise_in, args=(me, type(error)), name="clgemm raise", daemon=True
+        ).start()
 
 
-def callback(function: Callable[..., object], shown: object) -> None:
-    """Register a function that ctypes calls, and the object by which ctypes knows it."""
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    """Raise an exception in a thread of Python's that is in no callback any more."""
+    while _is_in_callback(thread):
+        time.sleep(LOOK_SECONDS)
+    pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(kind))
+
+
+def _is_in_callback(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - its documented name
+    codes = _callbacks | {_unraisable.__code__}
+    while frame is not None and frame.f_code not in codes:
+        frame = frame.f_back
+    return frame is not None
+
+
+def callback(function: Callable[..., object]) -> None:
+    """Register a function that ctypes calls, with an argument that is named `BLOCK`."""
     _callbacks.add(function.__code__)
-    _shown.add(id(shown))
 
 
 def begin() -> None:
@@ -121,10 +125,9 @@ _before: Callable[[Any], object] = sys.__unraisablehook__
 
 
 def _unraisable(found: Any) -> None:
-    if id(found.object) in _shown and found.exc_value is not None:
-        keep(found.exc_value)
+    """Take what has left a callback, whose frame is still there, and the stub's block, too."""
+    first = getattr(found.exc_value, "__traceback__", None)
+    if first is not None and first.tb_frame.f_code in _callbacks:
+        keep(found.exc_value, first.tb_frame.f_locals[BLOCK])
     else:
         _before(found)
-
-
-_callbacks.add(_unraisable.__code__)

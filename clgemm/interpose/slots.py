@@ -50,6 +50,11 @@ class Slot(NamedTuple):
         """What is the same as long as the module is loaded."""
         return str(self.path), self.address
 
+    def is_writable(self, mappings: Mappings) -> bool:
+        """Tell whether its memory may still be written."""
+        home = mappings.at(self.address)
+        return home is not None and home.access.startswith("rw")
+
     def get(self) -> int:
         """Return what it holds now."""
         return ctypes.c_void_p.from_address(self.address).value or 0

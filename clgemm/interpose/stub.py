@@ -27,14 +27,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CELL_BYTES = 64
-_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE = range(0, 40, 8)
+_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON = range(0, 56, 8)
 """Where in a cell are: the count of calls, the product m * n * k up to which a call is small, the
-original's address, the function's of Python, and `PyGILState_GetThisThreadState`."""
+original's address, the function's of Python, and three of Python's own: what tells a thread's
+state, `PyObject_IsTrue`, and what has the main thread call it."""
 NEVER = 2**63 - 1
 """A threshold that no product exceeds."""
 REGISTERS, STACK = 8, 72
 """Where, in the block that the function of Python gets, the registers are, and the address of the
-arguments behind them.  Before is what says, if it is not 0, that the product is computed."""
+arguments behind them.  Before is what it answers."""
+COMPUTED, RAISES = 1, 2
+"""What it answers: the product is computed, so the original is not called; what now lies at `STACK`
+is an object whose `__bool__` raises, in the main thread, as soon as that is in Python again."""
 
 Shown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """The function of Python's: it takes the address of the block."""
@@ -111,6 +115,13 @@ _LARGE = (
     "49 BB {cell}"  # mov r11, cell
     "48 89 E7"  # mov rdi, rsp        the block
     "41 FF 53 18"  # call [r11+24]       the function of Python's
+    "F6 04 24 02"  # test byte [rsp], 2  whether something is to be raised
+    "74 1C"  # je over all of that
+    "49 BB {cell}"  # mov r11, cell
+    "49 8B 7B 28"  # mov rdi, [r11+40]   PyObject_IsTrue
+    "48 8B 74 24 48"  # mov rsi, [rsp+72]   the object
+    "41 FF 53 30"  # call [r11+48]       Py_AddPendingCall, which needs no lock
+    "48 83 24 24 01"  # and qword [rsp], 1
     "58"  # pop rax             whether it is computed
     "5F 5E 5A 59"  # pop rdi, rsi, rdx, rcx
     "41 58 41 59"  # pop r8; pop r9
@@ -146,6 +157,10 @@ def address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
+def _pythons(name: str) -> int:
+    return address_of(getattr(ctypes.pythonapi, name))
+
+
 class Cell(NamedTuple):
     """What a stub reads and counts."""
 
@@ -169,8 +184,9 @@ class Cell(NamedTuple):
         """Say where calls go, before the stub is used."""
         self._word(_ORIGINAL).value = original
         self._word(_SHOWN).value = shown
-        state = address_of(ctypes.pythonapi.PyGILState_GetThisThreadState)
-        self._word(_THREAD_STATE).value = state
+        self._word(_THREAD_STATE).value = _pythons("PyGILState_GetThisThreadState")
+        self._word(_RAISE).value = _pythons("PyObject_IsTrue")
+        self._word(_SOON).value = _pythons("Py_AddPendingCall")
         self.set_least(least)
 
     def _word(self, offset: int) -> ctypes.c_int64:

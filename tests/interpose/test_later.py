@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -179,8 +182,6 @@ def test_the_original_computes_where_the_device_fails(
 
 
 def test_a_handler_is_known_by_what_it_raises():
-    import signal  # noqa: PLC0415
-
     def handler(number, frame):
         raise ValueError(number, frame)
 
@@ -195,3 +196,35 @@ def test_a_handler_is_known_by_what_it_raises():
         assert later.is_the_programs(KeyboardInterrupt())
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_thread_that_is_to_end_ends_after_its_call(device, rng):
+    """Python has no signal handlers there, but a way to raise something in another thread."""
+
+    class Stop(BaseException):
+        pass
+
+    a = rng.integers(-3, 4, (300, 300)).astype(np.float32)
+    want, heard, wrong, begun = a @ a, [], [], threading.Event()
+
+    def work():
+        try:
+            while True:
+                if not np.array_equal(a @ a, want):
+                    wrong.append(1)
+                begun.set()
+        except Stop:
+            heard.append(1)
+
+    with registry.using(device), clgemm.interposed(least=1000):
+        a @ a
+        for _ in range(2):
+            begun.clear()
+            thread = threading.Thread(target=work)
+            thread.start()
+            begun.wait(10)
+            number = ctypes.c_ulong(thread.ident)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(Stop))
+            thread.join(10)
+            assert not thread.is_alive()
+    assert (len(heard), wrong) == (2, [])
