@@ -17,6 +17,7 @@ from clgemm.errors import (
     GemmArgumentError,
     TuningError,
 )
+from clgemm.interpose.hook import install, interposed, uninstall, usage
 
 __all__ = [
     "BuildError",
@@ -31,8 +32,12 @@ __all__ = [
     "dgemm",
     "explain",
     "get_blas_funcs",
+    "install",
+    "interposed",
     "matmul",
     "sgemm",
     "to_device",
+    "uninstall",
+    "usage",
     "zgemm",
 ]

@@ -30,6 +30,7 @@ LAYERS = (
     "dispatch",
     "api",
     "blas",
+    "interpose",
     "cli __main__ __init__",
 )
 """From the ground up.  A module imports from its own layer and from those below it."""

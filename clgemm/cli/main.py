@@ -17,11 +17,12 @@ import numpy as np
 from clgemm import blas, settings
 from clgemm._version import __version__
 from clgemm.api.explain import explain, of_shape
-from clgemm.cli import cache, tune, values
+from clgemm.cli import cache, run, tune, values
 from clgemm.dispatch import engine as engines
 from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import openblas, scipy_blas, spinning, threads
+from clgemm.interpose import stub
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
@@ -79,6 +80,8 @@ def _host() -> str:
         lines = [f"NumPy's BLAS: OpenBLAS, {library.core} kernels, {library.threads()} threads"]
     lines.append(f"its idle threads {spinning.state(library)}")
     lines.append(f"cores that a CPU device may use now: {threads.limit()}")
+    why_not = stub.why_not()
+    lines.append(f"interposition: {'possible' if why_not is None else f'not possible: {why_not}'}")
     return "\n".join(lines)
 
 
@@ -182,6 +185,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("info", help="devices, parameters, versions")
     cache.add_parser(commands)
     tune.add_parser(commands)
+    run.add_parser(commands)
     e = commands.add_parser("explain", help="where a product would run, and why")
     e.add_argument("sizes", nargs="+", type=values.size, metavar="MxNxK")
     _add_precision(e, "--precision")
@@ -200,6 +204,8 @@ def _add_precision(command: argparse.ArgumentParser, *names: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     arguments = parser().parse_args(argv)
+    if arguments.command == "run":  # what is set up below and caught is the program's own
+        return run.run(arguments, parser())
     logging.basicConfig(
         level=logging.DEBUG if arguments.verbose else logging.INFO, format="%(name)s: %(message)s"
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from clgemm.host import openblas
 from clgemm.runtime import processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from clgemm.host.openblas import OpenBlas
 
@@ -36,6 +37,7 @@ LONG_FLOPS = 5e7
 ENTRY = "blas_thread_shutdown_"
 _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
+_thread = threading.local()
 
 
 def lasts(flops: float, seconds: float | None) -> bool:
@@ -43,8 +45,24 @@ def lasts(flops: float, seconds: float | None) -> bool:
     return flops >= LONG_FLOPS if seconds is None else seconds >= LONG_SECONDS
 
 
+@contextmanager
+def kept(condition: bool) -> Iterator[None]:
+    """Have `end` leave all threads alone inside a with block in this thread, on a condition.
+
+    It is for calls that come from compiled code, whose other threads may be inside a BLAS now.
+    """
+    before = getattr(_thread, "keeps", False)
+    _thread.keeps = before or condition
+    try:
+        yield
+    finally:
+        _thread.keeps = before
+
+
 def end() -> None:
     """End the idle threads of the libraries that are loaded, as far as that is possible now."""
+    if getattr(_thread, "keeps", False):
+        return
     for library in (openblas.of_numpy(), openblas.of_scipy()):
         if library is None or why_not(library) is not None:
             continue

@@ -176,3 +176,14 @@ def test_the_reasons_are_told(monkeypatch):
     assert spinning.VARIABLE in spinning.state(library._replace(library=None))
     monkeypatch.setenv("CLGEMM_HOST_SPIN", "keep")
     assert "CLGEMM_HOST_SPIN" in spinning.state(library)
+
+
+def test_threads_are_kept_inside_a_block(monkeypatch):
+    asked = []
+    monkeypatch.setattr(spinning.openblas, "of_numpy", lambda: asked.append(1))
+    with spinning.kept(True), spinning.kept(False):
+        spinning.end()
+    assert asked == []
+    with spinning.kept(False):
+        spinning.end()
+    assert asked == [1]

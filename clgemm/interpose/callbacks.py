@@ -1,0 +1,267 @@
+"""Calls that a stub shows to Python: on the device, or back to the stub, which calls the original.
+
+Nothing here calls the original, and C is as it was unless the device has computed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from ctypes import c_int64
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm import settings
+from clgemm.dispatch import engine as engines
+from clgemm.dispatch.route import DEVICE, SMALL_SHARED, SMALL_WITH_COPIES, route
+from clgemm.errors import ClgemmError
+from clgemm.host import spinning
+from clgemm.interpose import later, stub
+from clgemm.interpose.account import Tally
+from clgemm.problem import Call
+from clgemm.runtime import reentry
+from clgemm.settings import ROUTES
+from clgemm.tuning.shapes import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from numpy.typing import NDArray
+
+    from clgemm.dispatch.engine import Decision, Engine
+    from clgemm.interpose.entries import Entry, Product
+    from clgemm.problem import Precision
+
+log = logging.getLogger(__name__)
+
+LEAST_SECONDS = 20e-6  # of the host: what takes less is not worth the 4 us that Python takes
+MOST_REASONS = 100
+NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
+_CUBES = tuple(Shape(n, n, n) for n in (128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
+_NOTHING = "interposed"
+"""Sets kinds of calls apart from those of the faces, in the engine's table."""
+
+
+class Reasons:
+    """Why calls were left to the host: each is logged once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, None] = {}
+
+    def add(self, why: str) -> None:
+        """Keep a reason."""
+        if why not in self._known and len(self._known) < MOST_REASONS:
+            self._known[why] = None
+            log.warning("the original BLAS computes: %s", why)
+
+    def all(self) -> tuple[str, ...]:
+        """Return them in their order."""
+        return tuple(self._known)
+
+
+class Callback:
+    """What a stub shows its large calls to.
+
+    Parameters
+    ----------
+    entry : Entry
+        The function that is called.
+    reasons : Reasons
+        Where to say why a call is left to the host.
+    opened : callable
+        Called when the device was opened: thresholds depend on it.
+    calls_alone : bool
+        Whether its callers are known to have no threads of their own inside a BLAS meanwhile.
+    """
+
+    def __init__(
+        self, entry: Entry, reasons: Reasons, opened: Callable[[], object], *, calls_alone: bool
+    ) -> None:
+        self._has_opened = opened
+        self.tally = Tally()
+        self.cell = stub.cell()
+        self._entry = entry
+        self._reasons = reasons
+        self._calls_alone = calls_alone
+        self._multiplications = entry.precision.multiplications
+        self._unknown: set[int] = set()
+
+        def shown(block: int) -> None:
+            try:
+                self._compute(block)
+            except BaseException as error:  # noqa: BLE001 - the stub calls the original
+                self._failed(error, block)
+
+        self.function = stub.Shown(shown)
+        later.callback(shown)
+
+    def _failed(self, error: BaseException, block: int) -> None:
+        if later.is_the_programs(error):
+            later.keep(error, block)
+        else:
+            self._reasons.add(f"{self._entry.name}: {type(error).__name__}: {error}")
+
+    def _compute(self, block: int) -> None:
+        """Compute a call, if the device is to, and say so in the block."""
+        stack = c_int64.from_address(block + stub.STACK).value
+        product = self._entry.read(block + stub.REGISTERS, stack)
+        if product is None or product.alpha == 0:
+            return
+        done = c_int64.from_address(block)
+        seconds, instead = self._on_device(product, done) or (None, None)
+        flops = 2 * product.m * product.n * product.k * self._multiplications
+        if seconds is None:
+            self.tally.on_host(flops)
+        else:
+            self.tally.on_device(flops, seconds, instead)
+
+    @reentry.entry(nested=lambda *_: None)  # clgemm's own call, or a signal handler's within one
+    def _on_device(self, product: Product, done: c_int64) -> tuple[float, float | None] | None:
+        """Compute on the device, unless the host is faster.
+
+        Returns
+        -------
+        tuple of float, or None
+            The seconds it took, and those predicted of the host.
+        """
+        engine = self._engine()
+        if engine is None:
+            return None
+        kind = self._kind(engine, product)
+        if kind in engine.repeated:  # on the host
+            return None
+        call = self._call(product)
+        if call is None:
+            return None
+        with spinning.kept(not self._calls_alone):
+            decision = engine.decide(call, settings.modes(), engines.partners_of(engine))
+            if decision.route.where != DEVICE:
+                engine.repeat(kind, None)
+                return None
+            start = time.perf_counter()
+            _run(engine, decision, call, done)
+        return time.perf_counter() - start, decision.route.host_seconds
+
+    def _engine(self) -> Engine | None:
+        """Return the engine if it has parameters without a search; None if the host must do."""
+        engine = engines.opened() or self._opened()
+        if engine is None:
+            return None
+        precision = self._entry.precision
+        if not engine.device.traits.has(precision):
+            self.cell.set_least(stub.NEVER)
+            self._reasons.add(f"{engine} has no double precision")
+            return None
+        if engine.parameters.known(precision.code) or not settings.tuning_enabled():
+            return engine
+        if id(engine) in self._unknown:
+            return None
+        if engine.parameters.stored(precision.code) is None:
+            self._unknown.add(id(engine))
+            self._reasons.add(
+                f"no parameters of {precision.code}gemm are known for {engine}: "
+                "`python -m clgemm tune` finds them"
+            )
+            return None
+        return engine
+
+    def _opened(self) -> Engine | None:
+        """Open the device for the first large call; not again if that failed."""
+        try:
+            engine = engines.current()
+        except reentry.WouldDeadlockError:
+            raise
+        except ClgemmError:
+            self.cell.set_least(stub.NEVER)
+            raise
+        if engine is None:
+            self.cell.set_least(stub.NEVER)
+            self._reasons.add("a forked child of a process that used a device uses none")
+        else:
+            self._has_opened()
+        return engine
+
+    def _kind(self, engine: Engine, x: Product) -> Hashable:
+        """Tell what a decision for the host depends on."""
+        beta = 0 if x.beta == 0 else 1 if x.beta == 1 else 2
+        code = self._entry.precision.code
+        return _NOTHING, code, settings.modes(), engine.units(), x[:10], beta
+
+    def _call(self, x: Product) -> Call | None:
+        """Return the call with arrays that are the caller's memory.
+
+        None where C may overlap an operand, or elements are not aligned.
+        """
+        dtype = self._entry.precision.dtype
+        a = _matrix(dtype, x.a, x.m, x.k, x.lda, x.trans_a)
+        b = _matrix(dtype, x.b, x.k, x.n, x.ldb, x.trans_b)
+        c = _matrix(dtype, x.c, x.m, x.n, x.ldc, transposed=False)
+        if np.may_share_memory(c, a) or np.may_share_memory(c, b):
+            return None
+        if not (a.flags.aligned and b.flags.aligned and c.flags.aligned):
+            return None
+        return Call(x.alpha, a, b, x.beta, c, x.conj_a, x.conj_b)
+
+
+class _Memory:
+    """Memory of a caller's, as NumPy reads it."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__array_interface__ = interface
+
+
+def _matrix(
+    dtype: np.dtype[Any], address: int, rows: int, columns: int, ld: int, transposed: bool
+) -> NDArray[Any]:
+    """Return an array of the elements at an address; nothing is copied."""
+    size = dtype.itemsize
+    strides = (ld * size, size) if transposed else (size, ld * size)
+    interface = {
+        "shape": (rows, columns), "typestr": dtype.str, "strides": strides,
+        "data": (address, False), "version": 3,
+    }  # fmt: skip
+    return np.asarray(_Memory(interface))
+
+
+def _run(engine: Engine, decision: Decision, call: Call, done: c_int64) -> None:
+    """Compute, and say that it is done; whatever is raised before leaves C as good as unwritten.
+
+    The original, which computes then, does not read C if beta is 0; else C has its values again.
+    """
+    saved = call.c.copy(order="F") if call.beta != 0 else None
+    try:
+        engine.run(decision, call)
+        done.value = stub.COMPUTED
+    except BaseException:
+        if saved is not None and not done.value:
+            call.c[...] = saved
+        raise
+
+
+def least_product(precision: Precision) -> int:
+    """Return the m * n * k up to which no call of a precision can win on the device.
+
+    What is not known yet has a default, and nothing is measured.
+    """
+    if settings.modes().route != ROUTES[0]:
+        return 1 if settings.modes().route == DEVICE else stub.NEVER
+    engine = engines.opened()
+    if engine is None:
+        return SMALL_SHARED // (2 * precision.multiplications)
+    traits = engine.device.traits
+    found = engine.break_evens.known(precision)
+    if found is None:
+        small = SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES
+        return small // (2 * precision.multiplications)
+    winning = []
+    for shape in (*_CUBES, *(s for s in found.host.seconds if s.batch == 1)):
+        problem = shape.problem(precision.code)
+        chosen = route(traits, problem, "auto", found)
+        host, device = chosen.host_seconds, chosen.device_seconds
+        if host is None or device is None or host < LEAST_SECONDS:
+            continue
+        if chosen.where == DEVICE or device < NEARLY * host:
+            winning.append(shape.m * shape.n * shape.k - 1)
+    largest = _CUBES[-1]
+    return min(winning, default=largest.m * largest.n * largest.k)

@@ -1,0 +1,307 @@
+"""Interposition, switched on and off: `install`, `uninstall`, `interposed` and `usage`."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clgemm.errors import ClgemmWarning
+from clgemm.interpose import account, imports, later, slots, stub
+from clgemm.interpose.callbacks import Callback, Reasons, least_product
+from clgemm.interpose.mappings import Mappings
+from clgemm.runtime import forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from clgemm.interpose.account import Usage
+    from clgemm.interpose.slots import Missed, Slot
+
+log = logging.getLogger(__name__)
+
+_NUMPYS = "_multiarray_umath"
+PATIENCE = 10.0  # seconds that a fork waits for another thread that installs
+
+
+class _Interposed:
+    """A slot with the stub that is written into it; both are kept for ever."""
+
+    def __init__(self, slot: Slot, reasons: Reasons, opened: Callable[[], object]) -> None:
+        alone = slot.path.name.startswith(_NUMPYS)
+        self.slot = slot
+        self.callback = Callback(slot.entry, reasons, opened, calls_alone=alone)
+        self.stub = 0
+        forks.keep_for_ever(self.callback.function)
+
+    def code(self) -> bytes:
+        """Return the machine code of its stub, which goes to the original for the time being."""
+        entry, cell = self.slot.entry, self.callback.cell
+        shown = stub.address_of(self.callback.function)
+        cell.fill(self.slot.original, shown, stub.NEVER)
+        return stub.code(cell.address, is_cblas=entry.is_cblas, wide=entry.wide)
+
+
+class _Hook:
+    """All that is interposed in this process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.installed = False
+        self.blocks = 0
+        """With blocks of `interposed` that are open, in all threads."""
+        self.least: int | None = None
+        self.known: dict[tuple[str, int], _Interposed] = {}
+        self.missed: dict[tuple[str, str], Missed] = {}
+        self.reasons = Reasons()
+        self.is_on = False
+
+    def switch(self) -> None:
+        """Write all slots, or restore them, as is asked for now; hold the lock."""
+        wanted = self.installed or self.blocks > 0
+        if wanted == self.is_on:
+            return
+        if wanted:
+            later.begin()
+            imports.begin(self.look)
+            self.is_on = True
+            mappings = Mappings()
+            for known in self.known.values():  # modules stay loaded once they were interposed
+                self._write(mappings, known)
+            self._take(self._unknown())
+        else:
+            self.is_on = False
+            imports.end()
+            self._restore()
+            later.end()
+
+    def look(self, path: Path) -> None:
+        """Interpose a module that was just loaded."""
+        if not self.lock.acquire(timeout=PATIENCE):  # who has it may wait for this import
+            log.warning("%s is not interposed: another thread installs", path)
+            return
+        try:
+            if self.is_on:
+                self._take([path])
+        finally:
+            self.lock.release()
+
+    def set_thresholds(self) -> None:
+        """Find out anew which calls are small."""
+        for x in list(self.known.values()):
+            if self.is_on:
+                x.callback.cell.set_least(self._least(x))
+
+    def _take(self, paths: list[Path]) -> None:
+        """Find new slots and write those that may be written."""
+        found, missed = slots.find(paths)
+        self.missed.update({(str(x.path), x.name): x for x in missed if not self._is_ours(x)})
+        new = [
+            _Interposed(slot, self.reasons, self.set_thresholds)
+            for slot in found
+            if slot.key not in self.known
+        ]
+        if new:
+            for x, address in zip(new, stub.place([x.code() for x in new]), strict=True):
+                x.stub = address
+                self.known[x.slot.key] = x
+                self.missed.pop((str(x.slot.path), x.slot.entry.name), None)
+                x.callback.cell.set_least(self._least(x))
+                x.slot.set(x.stub)
+
+    def _unknown(self) -> list[Path]:
+        """List what is loaded and was not interposed as a whole."""
+        missed = {x.path for x in self.missed.values()}
+        whole = {x.slot.path for x in self.known.values()} - missed
+        return [path for path in Mappings().objects() if path not in whole]
+
+    def _is_ours(self, missed: Missed) -> bool:
+        """Tell whether a slot looks odd because a stub is in it."""
+        return any(
+            x.slot.path == missed.path
+            and x.slot.entry.name == missed.name
+            and x.slot.get() == x.stub
+            for x in self.known.values()
+        )
+
+    def _write(self, mappings: Mappings, x: _Interposed) -> None:
+        """Write a slot that was written before, if it is as it was."""
+        if not x.slot.is_writable(mappings):
+            return
+        held = x.slot.get()
+        if held not in (x.stub, x.slot.original):
+            why = "something else has replaced it"
+            key = str(x.slot.path), x.slot.entry.name
+            self.missed[key] = slots.Missed(x.slot.path, x.slot.entry.name, why)
+            return
+        x.callback.cell.set_least(self._least(x))
+        x.slot.set(x.stub)
+
+    def _least(self, x: _Interposed) -> int:
+        return least_product(x.slot.entry.precision) if self.least is None else self.least
+
+    def _restore(self) -> None:
+        mappings = Mappings()
+        for x in self.known.values():
+            x.callback.cell.set_least(stub.NEVER)  # for who has read the slot before
+            if x.slot.is_writable(mappings) and x.slot.get() == x.stub:
+                x.slot.set(x.slot.original)
+            else:
+                log.warning("%s of %s was changed meanwhile", x.slot.entry.name, x.slot.path)
+
+    def usage(self) -> Usage:
+        """Return the account."""
+        with self.lock:
+            rows = [
+                x.callback.tally.row(
+                    x.slot.entry.name, account.module_name(str(x.slot.path)), x.callback.cell.calls,
+                    x.callback.cell.least,
+                )
+                for x in self.known.values()
+            ]  # fmt: skip
+            missed = tuple(
+                account.Missed(account.module_name(str(x.path)), x.name, x.why)
+                for x in self.missed.values()
+            )
+            return account.Usage(
+                self.is_on, stub.why_not(), account.merged(rows), missed, self.reasons.all()
+            )
+
+
+_hook = _Hook()
+
+
+def install(*, least: int | None = None) -> None:
+    """Have the gemm that NumPy, SciPy and other compiled modules call computed by clgemm.
+
+    Their slots, the places in memory where they keep the addresses of BLAS functions, are pointed
+    at clgemm; also those of modules that are imported later.  Large products go to the device where
+    that is faster, all others to the original function.
+
+    Parameters
+    ----------
+    least : int, optional
+        The product m * n * k up to which calls go to the original without a look; by default where
+        the device may begin to win.
+
+    Warns
+    -----
+    ClgemmWarning
+        If no machine code can be placed in this process: nothing is interposed then.
+
+    See Also
+    --------
+    uninstall, interposed, usage
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> install()
+    >>> a = np.ones((300, 300), np.float32)
+    >>> bool((a @ a == 300).all())
+    True
+    >>> uninstall()
+    """
+    if _is_possible():
+        with _hook.lock:
+            _hook.installed = True
+            _begin(least)
+
+
+def uninstall() -> None:
+    """Undo `install`: every slot holds what it held.
+
+    Blocks of `interposed` that are open keep what they have to their ends.
+    """
+    with _hook.lock:
+        _hook.installed = False
+        _hook.switch()
+
+
+@contextmanager
+def interposed(*, least: int | None = None) -> Iterator[None]:
+    """Interpose as `install` does, inside a with block, in all threads.
+
+    Parameters
+    ----------
+    least : int, optional
+        As of `install`.
+    """
+    if not _is_possible():
+        yield
+        return
+    with _hook.lock:
+        before = _hook.least
+        _hook.blocks += 1
+        _begin(least)
+    try:
+        yield
+    finally:
+        with _hook.lock:
+            _hook.blocks -= 1
+            _begin(before)
+
+
+def usage() -> Usage:
+    """Return the account of interposed calls: how many, how large, where, and what was missed.
+
+    Returns
+    -------
+    Usage
+        Its text is a table.
+    """
+    return _hook.usage()
+
+
+def _is_possible() -> bool:
+    why = stub.why_not()
+    if why is not None:
+        warnings.warn(f"nothing is interposed: {why}", ClgemmWarning, stacklevel=4)
+    return why is None
+
+
+def _begin(least: int | None) -> None:
+    """Write or restore the slots as is asked for now, with another threshold perhaps."""
+    _hook.least = least
+    _hook.switch()
+    _hook.set_thresholds()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Send all calls to the originals: no thread may come to Python any more."""
+    with _hook.lock:
+        _hook.installed, _hook.blocks = False, 0
+        _hook.switch()
+
+
+_fork = threading.local()
+
+
+def _before_fork() -> None:
+    _fork.waited = _hook.lock.acquire(timeout=PATIENCE)
+
+
+def _after_fork_in_parent() -> None:
+    if _fork.waited:
+        _hook.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    if _fork.waited:
+        _hook.lock.release()
+    else:  # the thread that holds it is not in the child
+        _hook.lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,283 @@
+"""Machine code between a caller and a BLAS function: small products never reach Python.
+
+A stub counts the call and compares its size with a threshold.  A small product goes on to the
+original, with every argument where the caller has put it.  A large one is shown to a function of
+Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
+in Python, an exception at its first instruction included, the product is computed.
+
+Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
+thread waits for the interpreter's lock, which the team's first thread may hold.
+
+x86-64, System V ABI.  Code is written to a page that is made executable afterwards and is never
+writable again.  What a stub reads lies in a cell of 64 bytes on another page.  Neither is ever
+given back: a thread may be inside.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import platform
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CELL_BYTES = 64
+_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON = range(0, 56, 8)
+"""Where in a cell are: the count of calls, the product m * n * k up to which a call is small, the
+original's address, the function's of Python, and three of Python's own: what tells a thread's
+state, `PyObject_IsTrue`, and what has the main thread call it."""
+NEVER = 2**63 - 1
+"""A threshold that no product exceeds."""
+REGISTERS, STACK = 8, 72
+"""Where, in the block that the function of Python gets, the registers are, and the address of the
+arguments behind them.  Before is what it answers."""
+COMPUTED, RAISES = 1, 2
+"""What it answers: the product is computed, so the original is not called; what now lies at `STACK`
+is an object whose `__bool__` raises, in the main thread, as soon as that is in Python again."""
+
+Shown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+"""The function of Python's: it takes the address of the block."""
+
+_SIZES = {
+    # m, n, k by value: 64-bit integers, then 32-bit ones, whose upper halves are not defined
+    (True, True): (
+        "49 89 CA"  # mov r10, rcx       m
+        "48 83 F9 01 7E {small}"  # cmp rcx, 1; jle small   as NumPy's vectors are
+        "49 83 F8 01 7E {small}"  # cmp r8, 1; jle small    n
+        "4D 0F AF D0 70 {large}"  # imul r10, r8; jo large
+        "4D 0F AF D1 70 {large}"  # imul r10, r9; jo large  k
+    ),
+    (True, False): (
+        "83 F9 01 7E {small}"  # cmp ecx, 1; jle small
+        "41 83 F8 01 7E {small}"  # cmp r8d, 1; jle small
+        "4D 63 D0"  # movsxd r10, r8d
+        "50"  # push rax
+        "48 63 C1"  # movsxd rax, ecx
+        "4C 0F AF D0"  # imul r10, rax       no overflow: 31 bits each
+        "49 63 C1"  # movsxd rax, r9d
+        "4C 0F AF D0"  # imul r10, rax
+        "58"  # pop rax            leaves the flags
+        "70 {large}"  # jo large
+    ),
+    # addresses of m, n, k: rdx, rcx, r8
+    (False, True): (
+        "4C 8B 12"  # mov r10, [rdx]
+        "49 83 FA 01 7E {small}"  # cmp r10, 1; jle small
+        "48 83 39 01 7E {small}"  # cmp qword [rcx], 1; jle small
+        "4C 0F AF 11 70 {large}"  # imul r10, [rcx]; jo large
+        "4D 0F AF 10 70 {large}"  # imul r10, [r8]; jo large
+    ),
+    (False, False): (
+        "83 3A 01 7E {small}"  # cmp dword [rdx], 1; jle small
+        "83 39 01 7E {small}"  # cmp dword [rcx], 1; jle small
+        "4C 63 12"  # movsxd r10, dword [rdx]
+        "50"  # push rax
+        "48 63 01"  # movsxd rax, dword [rcx]
+        "4C 0F AF D0"  # imul r10, rax
+        "49 63 00"  # movsxd rax, dword [r8]
+        "4C 0F AF D0"  # imul r10, rax
+        "58"  # pop rax
+        "70 {large}"  # jo large
+    ),
+}
+"""What computes m * n * k in r10, by (is_cblas, has 64-bit integers).  A product that does not fit
+into 64 bits is large.  Only r10, r11 and the flags may change, and r11 is the cell's address."""
+
+_FRONT = (
+    "F3 0F 1E FA"  # endbr64             where indirect jumps may end
+    "49 BB {cell}"  # mov r11, cell
+    "F0 49 FF 03"  # lock inc qword [r11]     calls, of all threads
+)
+_COMPARE = (
+    "4D 3B 53 08"  # cmp r10, [r11+8]
+    "7F 04"  # jg large, over the next jump
+    "41 FF 63 10"  # small: jmp [r11+16]     the original
+)
+_LARGE = (
+    "4C 8D 54 24 08"  # lea r10, [rsp+8]    behind the return address: arguments on the stack
+    "48 83 EC 08"  # sub rsp, 8          16-byte alignment, at the call below
+    "0F AE 1C 24"  # stmxcsr [rsp]       block[80]: rounding, and floating-point errors so far
+    "41 52"  # push r10            block[72]
+    "48 83 EC 10"  # sub rsp, 16
+    "F2 0F 11 04 24"  # movsd [rsp], xmm0    block[56]: alpha, if by value
+    "F2 0F 11 4C 24 08"  # movsd [rsp+8], xmm1   block[64]: beta
+    "41 51 41 50"  # push r9; push r8    block[48], block[40]
+    "51 52 56 57"  # push rcx, rdx, rsi, rdi    block[32] ... block[8]
+    "6A 00"  # push 0              block[0]: not computed
+    "41 FF 53 20"  # call [r11+32]       the thread's state in Python, which needs no lock
+    "48 85 C0"  # test rax, rax
+    "74 11"  # je over the call    a thread that is not Python's
+    "49 BB {cell}"  # mov r11, cell
+    "48 89 E7"  # mov rdi, rsp        the block
+    "41 FF 53 18"  # call [r11+24]       the function of Python's
+    "F6 04 24 02"  # test byte [rsp], 2  whether something is to be raised
+    "74 1C"  # je over all of that
+    "49 BB {cell}"  # mov r11, cell
+    "49 8B 7B 28"  # mov rdi, [r11+40]   PyObject_IsTrue
+    "48 8B 74 24 48"  # mov rsi, [rsp+72]   the object
+    "41 FF 53 30"  # call [r11+48]       Py_AddPendingCall, which needs no lock
+    "48 83 24 24 01"  # and qword [rsp], 1
+    "58"  # pop rax             whether it is computed
+    "5F 5E 5A 59"  # pop rdi, rsi, rdx, rcx
+    "41 58 41 59"  # pop r8; pop r9
+    "F2 0F 10 04 24"  # movsd xmm0, [rsp]
+    "F2 0F 10 4C 24 08"  # movsd xmm1, [rsp+8]
+    "0F AE 54 24 18"  # ldmxcsr [rsp+24]    NumPy would report errors of kernels as its own
+    "48 83 C4 20"  # add rsp, 32
+    "48 85 C0"  # test rax, rax
+    "75 0E"  # jne over the jump
+    "49 BB {cell}"  # mov r11, cell
+    "41 FF 63 10"  # jmp [r11+16]        the original, as if nothing had been
+    "C3"  # ret
+)
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why no machine code can be placed in this process, None if it can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 2**32:
+        system = f"{platform.system()} on {platform.machine()}"
+        return f"there is machine code for 64-bit Linux on x86-64 only, not for {system}"
+    if platform.python_implementation() != "CPython":
+        return "it needs CPython"
+    try:
+        _executable(b"\xc3")
+    except OSError as error:
+        return f"the system allows no machine code to be placed: {error}"
+    return None
+
+
+def address_of(function: Any) -> int:
+    """Return where a function of ctypes' begins."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _pythons(name: str) -> int:
+    return address_of(getattr(ctypes.pythonapi, name))
+
+
+class Cell(NamedTuple):
+    """What a stub reads and counts."""
+
+    address: int
+
+    @property
+    def calls(self) -> int:
+        """How often the stub was called."""
+        return self._word(_CALLS).value
+
+    @property
+    def least(self) -> int:
+        """The product m * n * k up to which calls are small."""
+        return self._word(_LEAST).value
+
+    def set_least(self, product: int) -> None:
+        """Change that: one store, while calls go on."""
+        self._word(_LEAST).value = min(product, NEVER)
+
+    def fill(self, original: int, shown: int, least: int) -> None:
+        """Say where calls go, before the stub is used."""
+        self._word(_ORIGINAL).value = original
+        self._word(_SHOWN).value = shown
+        self._word(_THREAD_STATE).value = _pythons("PyGILState_GetThisThreadState")
+        self._word(_RAISE).value = _pythons("PyObject_IsTrue")
+        self._word(_SOON).value = _pythons("Py_AddPendingCall")
+        self.set_least(least)
+
+    def _word(self, offset: int) -> ctypes.c_int64:
+        return ctypes.c_int64.from_address(self.address + offset)
+
+
+def code(cell: int, *, is_cblas: bool, wide: bool) -> bytes:
+    """Assemble the stub of a gemm.
+
+    Parameters
+    ----------
+    cell : int
+        Address of its cell.
+    is_cblas : bool
+        Whether m, n, k come by value, in the fourth to sixth argument, else by address, in the
+        third to fifth.
+    wide : bool
+        Whether they have 64 bits.
+    """
+    address = struct.pack("<Q", cell)
+    sizes = _SIZES[is_cblas, wide].replace(" ", "")
+    length = len(_bytes(sizes.replace("{small}", "00").replace("{large}", "00"), address))
+    found = b""
+    for before, target in _jumps(sizes):  # 8 bits, counted from behind the jump
+        found += _bytes(before, address)
+        if target:
+            there = length + (6 if target == "small" else 10)
+            found += struct.pack("<b", there - len(found) - 1)
+    return _bytes(_FRONT, address) + found + _bytes(_COMPARE + _LARGE, address)
+
+
+def _jumps(text: str) -> list[tuple[str, str]]:
+    """Cut a text behind each jump: what comes before, and where it goes."""
+    parts = text.replace("}", "{").split("{")
+    targets = [*parts[1::2], ""]
+    return list(zip(parts[::2], targets, strict=True))
+
+
+def _bytes(text: str, cell: bytes) -> bytes:
+    return bytes.fromhex(text.replace("{cell}", cell.hex()))
+
+
+def place(codes: Sequence[bytes]) -> list[int]:
+    """Write stubs to a page, or several, and return their addresses.
+
+    Raises
+    ------
+    OSError
+        If the system allows no memory to be made executable.
+    """
+    size = CELL_BYTES  # of an alignment
+    padded = [x + b"\xcc" * (-len(x) % size) for x in codes]
+    start = _executable(b"".join(padded))
+    ends = [sum(map(len, padded[:number])) for number in range(len(padded))]
+    return [start + end for end in ends]
+
+
+_free_cells: list[int] = []
+
+
+def cell() -> Cell:
+    """Return a new cell, all zeros."""
+    if not _free_cells:
+        start = _memory(mmap.PAGESIZE)
+        _free_cells.extend(range(start, start + mmap.PAGESIZE, CELL_BYTES))
+    return Cell(_free_cells.pop(0))
+
+
+@functools.cache
+def _libc() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library
+
+
+def _memory(size: int) -> int:
+    """Return writable pages that nobody frees, at the end of the interpreter neither."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    found = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if found in (None, 2**64 - 1):
+        raise OSError(ctypes.get_errno(), "mmap failed")
+    return int(found)
+
+
+def _executable(data: bytes) -> int:
+    """Return the address of pages that hold data, readable and executable from here on."""
+    size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+    start = _memory(size)
+    ctypes.memmove(start, data, len(data))
+    if _libc().mprotect(start, size, mmap.PROT_READ | mmap.PROT_EXEC):
+        raise OSError(ctypes.get_errno(), "mprotect failed")
+    return start

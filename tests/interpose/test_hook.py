@@ -1,0 +1,288 @@
+"""Switching interposition on and off: which slots are written, and that they are restored."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+from clients import Client, loaded_lazily, needs_compiler
+from helpers import needs_fork, run_python
+
+import clgemm
+from clgemm.interpose import hook, slots, stub
+from clgemm.runtime import registry
+
+pytestmark = needs_compiler
+
+SWITCHES = 10_000
+
+
+def rows(path):
+    """Give the rows of a client by function."""
+    return {row.entry: row for row in clgemm.usage().rows if row.module == str(path)}
+
+
+def why(path):
+    return {missed.why for missed in clgemm.usage().missed if missed.module == str(path)}
+
+
+def multiply(client, n=20):
+    a = np.arange(n * n, dtype=np.float32).reshape(n, n) % 5
+    c = np.empty_like(a)
+    client.gemm("cblas_sgemm", 1, a, a, 0, c, m=n, n=n, k=n, ld=(n, n, n))
+    return np.array_equal(c, a @ a)
+
+
+@pytest.mark.parametrize("way", ["lazy", "partial", "no_plt"])
+def test_writable_slots_of_each_kind_are_interposed(paths, way):
+    client = Client(paths[way])
+    with clgemm.interposed(least=stub.NEVER):
+        before = rows(paths[way])["cblas_sgemm"].calls
+        assert len(rows(paths[way])) == 16
+        assert why(paths[way]) == set()
+        assert multiply(client)
+        assert rows(paths[way])["cblas_sgemm"].calls == before + 1
+    assert multiply(client)
+    assert rows(paths[way])["cblas_sgemm"].calls == before + 1
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [("now", "read-only"), ("keeps_lock", "never releases the interpreter's lock")],
+)
+def test_other_modules_are_left_alone_and_told(paths, way, words):
+    client = Client(paths[way])
+    with clgemm.interposed(least=0):
+        assert rows(paths[way]) == {}
+        assert any(words in sentence for sentence in why(paths[way]))
+        assert multiply(client)
+
+
+def test_a_slot_that_is_not_bound_yet_is_left_alone(paths):
+    library = loaded_lazily(paths["unbound"])
+    with clgemm.interposed(least=0):
+        assert rows(paths["unbound"]) == {}
+        assert any("first call" in sentence for sentence in why(paths["unbound"]))
+    del library
+
+
+def test_what_something_else_has_replaced_is_left_alone(client, paths):
+    found, _ = slots.find([paths["partial"]])
+    (slot,) = [s for s in found if s.entry.name == "dgemm_"]
+    other = ctypes.CFUNCTYPE(None)(lambda: None)
+    try:
+        slot.set(stub.address_of(other))
+        with clgemm.interposed(least=0):
+            assert slot.get() == stub.address_of(other)
+            assert why(paths["partial"])
+        with clgemm.interposed(least=0):
+            assert multiply(client)
+            slot.set(stub.address_of(other))
+        assert slot.get() == stub.address_of(other)
+    finally:
+        slot.set(slot.original)
+
+
+def held():
+    found, _ = slots.find()
+    return {s.key: s.original for s in found}
+
+
+def test_every_slot_holds_what_it_held(client):
+    before = held()
+    assert len(before) >= 16 + 4  # the client's, and NumPy's
+    with clgemm.interposed():
+        assert not set(held()) & set(before), "a stub is no function of a library"
+    assert held() == before
+    clgemm.install()
+    clgemm.uninstall()
+    clgemm.uninstall()
+    assert held() == before
+    assert multiply(client)
+
+
+def test_blocks_and_calls_nest_in_any_order():
+    def state():
+        return clgemm.usage().interposed
+
+    first, second = clgemm.interposed(), clgemm.interposed()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert state()
+    clgemm.install()
+    second.__exit__(None, None, None)
+    assert state()
+    clgemm.install()
+    with clgemm.interposed():
+        clgemm.uninstall()
+        assert state()
+    assert not state()
+    with pytest.raises(ZeroDivisionError), clgemm.interposed():
+        raise ZeroDivisionError
+    assert not state()
+
+
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(300, marks=pytest.mark.slow)])
+def test_on_and_off_beside_running_threads(client, device, seconds):
+    stop, wrong, counts = threading.Event(), [], []
+    a = np.arange(900, dtype=np.float64).reshape(30, 30) % 7
+    want = a @ a
+    code = "d" if device.traits.fp64 else "s"
+    a = a.astype({"d": np.float64, "s": np.float32}[code])
+
+    def work():
+        count = 0
+        while not stop.is_set():
+            count += 1
+            if not (np.array_equal(a @ a, want) and multiply(client, 12)):
+                wrong.append(count)
+        counts.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    with registry.using(device):
+        [t.start() for t in threads]
+        start, switched = time.monotonic(), 0
+        while time.monotonic() - start < seconds and switched < SWITCHES:
+            clgemm.install(least=1000)
+            clgemm.uninstall()
+            switched += 1
+        stop.set()
+        [t.join() for t in threads]
+    assert not wrong
+    assert switched > 10
+    assert min(counts) > 10
+
+
+def test_nothing_grows_with_each_switch(client):
+    del client
+    clgemm.install()
+    clgemm.uninstall()
+    known = dict(hook._hook.known)
+    cells = list(stub._free_cells)
+    for _ in range(20):
+        clgemm.install()
+        clgemm.uninstall()
+    assert hook._hook.known == known
+    assert stub._free_cells == cells
+
+
+@needs_fork
+def test_a_forked_child_may_switch(client):
+    with clgemm.interposed(least=stub.NEVER):
+        child = os.fork()
+        if child == 0:
+            good = clgemm.usage().interposed and multiply(client)
+            clgemm.install()
+            clgemm.uninstall()
+            os._exit(0 if good and multiply(client) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert clgemm.usage().interposed
+
+
+LATER = """
+import sys
+import numpy as np
+import clgemm
+clgemm.install(least=10)
+from importlib.machinery import ExtensionFileLoader
+assert "scipy.linalg" not in sys.modules
+import scipy.linalg.blas
+found = {row.entry for row in clgemm.usage().rows if "_fblas" in row.module}
+assert found and all("gemm" in name for name in found), found
+assert ExtensionFileLoader.create_module.__module__ == "clgemm.interpose.imports"
+clgemm.uninstall()
+assert ExtensionFileLoader.create_module.__module__ != "clgemm.interpose.imports"
+"""
+
+
+@pytest.mark.process
+def test_modules_that_are_imported_later_are_interposed():
+    run = run_python(LATER)
+    assert run.returncode == 0, run.stderr
+
+
+ELSEWHERE = """
+import platform, sys, warnings
+import numpy as np
+platform.machine = lambda: "riscv64"
+import clgemm
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    clgemm.install()
+assert ["riscv64" in str(t.message) for t in told] == [True], told
+with warnings.catch_warnings(record=True) as told, clgemm.interposed():
+    pass
+usage = clgemm.usage()
+assert not usage.interposed and not usage.rows and "riscv64" in usage.why_not
+assert "riscv64" in str(usage)
+"""
+
+
+@pytest.mark.process
+def test_elsewhere_nothing_is_interposed_and_a_warning_says_so():
+    run = run_python(ELSEWHERE)
+    assert run.returncode == 0, run.stderr
+
+
+@needs_fork
+@pytest.mark.process
+def test_a_forked_child_of_a_program_that_used_the_device_computes_on_the_host(device):
+    program = """
+import os
+import numpy as np
+import clgemm
+a = np.ones((200, 200), np.float32)
+clgemm.install(least=1000)
+assert (a @ a == 200).all()
+assert sum(row.device_calls for row in clgemm.usage().rows) == 1
+child = os.fork()
+assert (a @ a == 200).all()
+if child == 0:
+    assert sum(row.device_calls for row in clgemm.usage().rows) == 1
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+assert sum(row.device_calls for row in clgemm.usage().rows) == 2
+"""
+    run = run_python(program, CLGEMM_DEVICE=device.traits.platform)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.process
+def test_without_parameters_nothing_is_searched_for(device, tmp_path):
+    program = """
+import logging, time
+import numpy as np
+import clgemm
+clgemm.install(least=1000)
+a = np.ones((700, 700), np.float32)
+start = time.monotonic()
+assert (a @ a == 700).all()
+usage = clgemm.usage()
+assert "clgemm tune" in str(usage), usage
+assert sum(row.device_calls for row in usage.rows) == 0
+assert sum(row.host_calls for row in usage.rows) == 1
+"""
+    run = run_python(
+        program, CLGEMM_DEVICE=device.traits.platform, CLGEMM_TUNE=None, CLGEMM_CACHE_DIR=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("clgemm tune") == 1
+
+
+def test_usage_is_json(client, paths):
+    with clgemm.interposed(least=stub.NEVER):
+        multiply(client)
+        data = json.loads(json.dumps(clgemm.usage().as_json()))
+    (row,) = [
+        r
+        for r in data["rows"]
+        if r["entry"] == "cblas_sgemm" and r["module"] == str(paths["partial"])
+    ]
+    assert row["calls"] >= 1
+    assert data["interposed"] is True

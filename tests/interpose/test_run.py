@@ -1,0 +1,117 @@
+"""``clgemm run``: programs that do not know of it behave as Python runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from clgemm.interpose import stub
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not())),
+]
+
+PROGRAM = """
+import atexit, sys
+import numpy as np
+
+a = np.ones((200, 200), np.float32)
+assert (a @ a == 200).all()
+names = sorted(name for name in globals() if name.startswith("__"))
+print(sys.argv, sys.path[0], __name__, __file__, __package__, type(__spec__).__name__, names)
+print(sys.modules["__main__"].__dict__ is globals(), type(__builtins__).__name__)
+print(type(__loader__).__name__ if __spec__ else "")
+atexit.register(print, "at exit", file=sys.stderr)
+
+def act(how):
+    if how == "raise":
+        raise ValueError("too bad")
+    if how == "cause":
+        try:
+            act("raise")
+        except ValueError as error:
+            raise KeyError(how) from error
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "scipy":
+        import scipy.linalg
+        print(scipy.linalg.blas.sgemm(1.0, a, a).sum())
+    if how == "hook":
+        sys.excepthook = lambda kind, error, traceback: print("mine", error, file=sys.stderr)
+        raise ValueError(how)
+    sys.exit({"zero": 0, "three": 3, "text": "some words", "none": None}.get(how, 0))
+
+act(sys.argv[-1])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "inner.py").write_text(PROGRAM)
+    (package / "__main__.py").write_text("import sys\nprint('main of', __package__, sys.argv)\n")
+    (package / "broken.py").write_text("x = (\n")
+    return tmp_path
+
+
+def run(folder, *words, ours=()):
+    command = [sys.executable, *ours, *words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    found = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    plain = re.sub(r"0x[0-9a-f]+", "0x", found.stdout)
+    errors, _, account = found.stderr.partition("\nclgemm: ")
+    return found.returncode, plain, errors, account
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pack/inner.py"], ["./pack/inner.py", "--json", "-m", "x", "three"],
+        ["pack/inner.py", "raise"], ["pack/inner.py", "cause"], ["pack/inner.py", "text"],
+        ["pack/inner.py", "interrupt"], ["pack/inner.py", "hook"], ["pack/inner.py", "none"],
+        ["pack/inner.py", "scipy"], ["pack/none.py"], ["pack/broken.py"],
+        ["-m", "pack.inner", "--flag", "-m", "three"], ["-m", "pack.inner", "raise"],
+        ["-m", "pack.none"], ["-m", "pack", "x"], ["-m", "pack.broken"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_program_behaves_as_python_runs_it(folder, words):
+    *wanted, _ = run(folder, *words)
+    *found, account = run(folder, *words, ours=("-m", "clgemm", "run"))
+    assert found == wanted
+    assert account
+
+
+def test_the_account_comes_at_the_end_and_as_json(folder):
+    options = ("-m", "clgemm", "run", "--json", "account.json")
+    status, _, errors, account = run(folder, "pack/inner.py", "scipy", ours=options)
+    assert status == 0
+    assert errors.endswith("at exit\n")
+    lines = [line.split() for line in account.splitlines()]
+    assert {words[0] for words in lines if "gemm" in words[0]} == {
+        row["entry"] for row in read(folder)["rows"] if row["calls"]
+    }
+    calls = [row for row in read(folder)["rows"] if row["device_calls"]]
+    assert {"_multiarray_umath", "_fblas"} == {row["module"].rpartition(".")[2] for row in calls}
+    assert all(row["device_flops"] == 2 * 200**3 and row["device_seconds"] > 0 for row in calls)
+
+
+def read(folder):
+    return json.loads((folder / "account.json").read_text())
+
+
+def test_a_command_without_a_program_says_so(folder):
+    status, _, _, error = run(folder, ours=("-m", "clgemm", "run"))
+    assert status == 2
+    assert "give a script" in error

@@ -1,0 +1,124 @@
+"""Machine code in front of the callback: who gets a call, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+
+import pytest
+from clients import needs_compiler
+
+from clgemm.interpose import stub
+
+pytestmark = needs_compiler
+
+FORMS = [(is_cblas, wide) for is_cblas in (True, False) for wide in (True, False)]
+UNDEFINED = 0x5EADBEEF << 32
+"""What the upper half of a register may hold beside an integer of 32 bits."""
+
+
+class Placed:
+    """A stub whose original records its arguments."""
+
+    def __init__(self, paths, is_cblas, wide, least, done=0):
+        self.library = ctypes.CDLL(str(paths["registers"]))
+        self.is_cblas, self.wide, self.shown = is_cblas, wide, []
+        self.done = done
+
+        @stub.Shown
+        def show(block):
+            self.shown.append([ctypes.c_int64.from_address(block + 8 * i).value for i in range(10)])
+            stack = self.shown[-1][9]
+            self.shown[-1] += [ctypes.c_int64.from_address(stack + 8 * i).value for i in (0, 1)]
+            ctypes.c_int64.from_address(block).value = self.done
+
+        self._show, self.cell = show, stub.cell()
+        original = stub.address_of(self.library.record)
+        self.cell.fill(original, stub.address_of(show), least)
+        (self.address,) = stub.place([stub.code(self.cell.address, is_cblas=is_cblas, wide=wide)])
+
+    def __call__(self, m, n, k):
+        """Call it; return what the original saw, None if it was not called."""
+        memory = struct.pack("3q" if self.wide else "3i", m, n, k)
+        self._memory = ctypes.create_string_buffer(memory)
+        start, size = ctypes.addressof(self._memory), 8 if self.wide else 4
+        if self.is_cblas:
+            other = 0 if self.wide else UNDEFINED
+            sizes = [other | (x & (2**64 - 1 if self.wide else 2**32 - 1)) for x in (m, n, k)]
+            words = [1, 2, 3, *sizes]
+        else:
+            words = [1, 2, start, start + size, start + 2 * size, 6]
+        words += [0x3FF8000000000000, 0x4004000000000000, 77, 88]
+        seen = (ctypes.c_int64 * 12).in_dll(self.library, "seen")
+        kept = (ctypes.c_int64 * 5).in_dll(self.library, "kept_after")
+        seen[:], kept[:] = [0] * 12, [0] * 5
+        wanted = struct.unpack("10q", struct.pack("10Q", *words))
+        before = len(self.shown)
+        self.library.call_it(ctypes.c_void_p(self.address), (ctypes.c_int64 * 10)(*wanted))
+        assert list(kept) == [11, 12, 13, 14, 15]
+        assert seen[11] == 0, "the stack is where it was"
+        assert all(x[1:9] == list(wanted[:8]) and x[10:] == [77, 88] for x in self.shown[before:])
+        if not any(seen[:10]):
+            return None
+        assert seen[10] % 16 == 8, "the stack is aligned as the ABI wants it"
+        assert tuple(seen[:10]) == wanted
+        return wanted
+
+
+@pytest.mark.parametrize(("is_cblas", "wide"), FORMS)
+def test_only_large_products_are_shown(paths, is_cblas, wide):
+    call = Placed(paths, is_cblas, wide, least=1000)
+    small = [(10, 10, 10), (1, 10**6, 10**6), (10**6, 1, 10**6), (2, 2, 250), (-5, 7, 10**6),
+             (7, -5, 10**6), (500, 500, -1), (10**6, 10**6, 0), (0, 0, 0)]  # fmt: skip
+    for count, sizes in enumerate(small, 1):
+        assert call(*sizes) is not None
+        assert (call.shown, call.cell.calls) == ([], count), sizes
+    large = [(10, 10, 11), (11, 10, 10), (2, 2, 251), (2**30, 2**30, 2), (2**31 - 1,) * 3]
+    large += [(2**40, 2**40, 2), (2, 2**40, 2**40)] * wide
+    for count, sizes in enumerate(large, 1):
+        assert call(*sizes) is not None
+        assert len(call.shown) == count, sizes
+    assert call.cell.calls == len(small) + len(large)
+
+
+@pytest.mark.parametrize(("is_cblas", "wide"), FORMS)
+def test_what_python_has_computed_does_not_reach_the_original(paths, is_cblas, wide):
+    call = Placed(paths, is_cblas, wide, least=1000, done=1)
+    assert call(10, 10, 11) is None
+    assert call(10, 10, 10) is not None
+    assert len(call.shown) == 1
+
+
+def test_the_threshold_can_be_changed(paths):
+    call = Placed(paths, is_cblas=True, wide=True, least=1000)
+    call.cell.set_least(2**70)
+    assert call.cell.least == stub.NEVER
+    call(2**20, 2**20, 2**20)
+    assert call.shown == []
+    call.cell.set_least(8)
+    call(3, 3, 3)
+    assert len(call.shown) == 1
+
+
+def test_calls_of_all_threads_are_counted(paths):
+    call = Placed(paths, is_cblas=True, wide=True, least=stub.NEVER)
+    function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(call.address)
+
+    def work():
+        for _ in range(20000):
+            function(0, 0, 0, 2, 2, 2)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert call.cell.calls == 80000
+
+
+def test_code_is_never_writable(paths):
+    from clgemm.interpose.mappings import Mappings  # noqa: PLC0415 - reads /proc
+
+    call = Placed(paths, is_cblas=True, wide=True, least=0)
+    mappings = Mappings()
+    assert mappings.at(call.address).access[:3] == "r-x"
+    assert mappings.at(call.cell.address).access[:3] == "rw-"
