@@ -11,7 +11,7 @@ from clgemm.api import stacks
 from clgemm.api.arguments import as_transposition, is_device_array
 from clgemm.dispatch import engine
 from clgemm.dispatch.explanation import Explanation, unmeasured
-from clgemm.problem import BY_DTYPE, ELEMENT_OF, PRECISIONS, Call
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -111,6 +111,6 @@ def _of_stack(
 
 def of_shape(code: str, m: int, n: int, k: int) -> Explanation:
     """Explain a product of column-major matrices, as the command line does."""
-    dtype = PRECISIONS[code].dtype
+    dtype = ELEMENTS[code].dtype
     a, b, c = (np.empty(shape, dtype, "F") for shape in ((m, k), (k, n), (m, n)))
     return explain(a, b, c)

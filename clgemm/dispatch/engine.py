@@ -231,7 +231,7 @@ class Engine:
         chosen = route_integers(traits, problem, modes.route)
         if must_copy(self.device, problem):
             chosen = Route(HOST, "it does not fit the device, which integers have to")
-        if call.c.dtype != bool:
+        if call.c.dtype != bool and problem.m > 1:  # as a trial's own C has to be
             chosen = self._tried(call, problem, chosen)
         try:
             return Decision(_HOST if chosen.where == HOST else self.build(problem), problem, chosen)

@@ -1,0 +1,28 @@
+"""Calls of matmul with integers and bool: what comes of them is NumPy's, to the bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import matmul_calls
+from .matmul_calls import call_only, check
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["call_only", "check", "draw"]
+
+DTYPES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
+SWAPPED = (">i2", ">u4", ">i8")
+VALUES = ("whole", "extreme", "extreme", "sparse")
+
+
+def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> matmul_calls.MatmulCall:
+    """Draw a call; operands are mostly of one type, and out of the type that comes of them."""
+    first = str(rng.choice(DTYPES if rng.random() < 0.95 else SWAPPED))
+    second = first if rng.random() < 0.75 else str(rng.choice(DTYPES))
+    result = np.result_type(np.dtype(first), np.dtype(second)).newbyteorder("=")
+    sizes = known.get(result.str[1:], known["i4"])
+    return matmul_calls.draw_of(rng, (first, second, result.str.lstrip("<|=")), sizes, VALUES)
