@@ -247,7 +247,7 @@ def _extremes(
     """Give integers of all sizes, of which many are the least, the greatest, or next to 0."""
     limits, native = np.iinfo(dtype), dtype.newbyteorder("=")
     found = rng.integers(limits.min, limits.max, shape, native, endpoint=True)
-    special = np.array([limits.min, limits.max, limits.max - 1, 0, 1, 0]).astype(native)
+    special = np.array([limits.min, limits.max, limits.max - 1, 0, 1, 0], native)
     special[-1] = ~special[-3]  # -1, or all bits
     found = np.where(rng.random(shape) < 0.4, rng.choice(special, shape), found)
     return found.astype(dtype)
