@@ -25,18 +25,18 @@ class Precision:
     """What there is to know of one element type."""
 
     code: str
-    """BLAS letter: s, d, c or z."""
+    """BLAS letter: s, d, c or z; of an integer type NumPy's kind and bytes: i4, u1, b1."""
     dtype: np.dtype[Any]
     """NumPy type of an element, native byte order."""
     real: str
-    """OpenCL type of a real part."""
+    """OpenCL type of a real part; of integers the unsigned one."""
     struct_format: str
     """How `struct` packs an element that is a kernel's argument."""
     is_complex: bool
     is_double: bool
     """Whether a device needs double precision (cl_khr_fp64) for it."""
     wide: str
-    """The precision in which references for its products are computed."""
+    """The precision in which references for its products are computed; of integers their own."""
 
     @property
     def itemsize(self) -> int:
@@ -87,6 +87,33 @@ BY_DTYPE: Mapping[np.dtype[Any], Precision] = MappingProxyType(
 )
 
 
+def _integer(dtype: type, real: str) -> Precision:
+    code = np.dtype(dtype).str[1:]
+    # Kernels take factors as every kernel does, as floats, and do not read them.
+    return Precision(code, np.dtype(dtype), real, "f", is_complex=False, is_double=False, wide=code)
+
+
+INTEGERS: Mapping[str, Precision] = MappingProxyType(
+    {
+        precision.code: precision
+        for precision in (
+            _integer(np.bool_, "uchar"),
+            *(_integer(x, "uchar") for x in (np.int8, np.uint8)),
+            *(_integer(x, "ushort") for x in (np.int16, np.uint16)),
+            *(_integer(x, "uint") for x in (np.int32, np.uint32)),
+            *(_integer(x, "ulong") for x in (np.int64, np.uint64)),
+        )
+    }
+)
+"""One row a type of which BLAS has no products: of these only `matmul` knows."""
+ELEMENTS: Mapping[str, Precision] = MappingProxyType({**PRECISIONS, **INTEGERS})
+"""All types that a device computes in."""
+INTEGER_DTYPES = frozenset(precision.dtype for precision in INTEGERS.values())
+ELEMENT_OF: Mapping[np.dtype[Any], Precision] = MappingProxyType(
+    {precision.dtype: precision for precision in ELEMENTS.values()}
+)
+
+
 GENERAL, SYMMETRIC, HERMITIAN = 0, 1, 2
 """What is known of a product's C: see `Gemm.triangle`."""
 
@@ -128,11 +155,11 @@ class Gemm(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: 2mnk, four times that for complex elements.
+        """Operations: 2mnk, four times that for complex elements.
 
         As many for a Gram product, so that rates compare.
         """
-        each = PRECISIONS[self.precision].multiplications
+        each = ELEMENTS[self.precision].multiplications
         return 2 * self.m * self.n * self.k * self.batch * each
 
     @property
@@ -148,14 +175,14 @@ class Gemm(NamedTuple):
                 ((self.m, self.n), self.ldc, self.stride_c),
             )
         )
-        return max(spans) * PRECISIONS[self.precision].itemsize
+        return max(spans) * ELEMENTS[self.precision].itemsize
 
     @property
     def operand_bytes(self) -> int:
         """Bytes of the three operands without gaps; a stack of one matrix repeated counts once."""
         a = self.m * self.k * (self.batch if self.stride_a else 1)
         b = self.k * self.n * (self.batch if self.stride_b else 1)
-        return (a + b + self.m * self.n * self.batch) * PRECISIONS[self.precision].itemsize
+        return (a + b + self.m * self.n * self.batch) * ELEMENTS[self.precision].itemsize
 
     def block(self, batch: int, m: int, n: int, k: int) -> Gemm:
         """Describe a part, of operands that lie as these; general unless it is whole matrices."""
@@ -300,7 +327,7 @@ def describe(
     la, lb, lc = layouts or (layout_of(a.data), layout_of(b.data), layout_of(c))
     if la is None or lb is None or lc is None or lc.trans:
         raise ValueError("an operand has no BLAS layout, or C is row-major: copy or turn it first")
-    shape, precision = c.shape, BY_DTYPE[c.dtype]
+    shape, precision = c.shape, ELEMENT_OF[c.dtype]
     triangle = GENERAL
     # The same leading dimension, read the other way: op(B) is op(A) transposed.
     if is_gram and la == lb._replace(trans=not lb.trans) and shape[-2] == shape[-1] > 1:

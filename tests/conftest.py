@@ -28,11 +28,13 @@ os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device wou
 from clgemm import settings
 from clgemm.dispatch import engine
 from clgemm.kernels import FAMILIES
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS
 from clgemm.runtime import devices, registry
 from clgemm.runtime.choice import wanted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from clgemm.kernels.family import KernelFamily
     from clgemm.traits import DeviceTraits
 
@@ -64,9 +66,9 @@ def working_devices() -> list[devices.Found]:
 DEVICES = working_devices()
 
 
-def runs(family: KernelFamily, traits: DeviceTraits, codes: str = "sdcz") -> bool:
-    """Tell whether a device can run a family in one of some precisions."""
-    return any(family.supports(traits, PRECISIONS[code]) for code in codes)
+def runs(family: KernelFamily, traits: DeviceTraits, codes: Iterable[str] = ELEMENTS) -> bool:
+    """Tell whether a device can run a family in one of some element types."""
+    return any(family.supports(traits, ELEMENTS[code]) for code in codes)
 
 
 def pytest_report_header() -> list[str]:

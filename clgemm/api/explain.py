@@ -11,7 +11,7 @@ from clgemm.api import stacks
 from clgemm.api.arguments import as_transposition, is_device_array
 from clgemm.dispatch import engine
 from clgemm.dispatch.explanation import Explanation, unmeasured
-from clgemm.problem import BY_DTYPE, PRECISIONS, Call
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,16 +86,16 @@ def explain(
     shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
     dtype = np.result_type(x.dtype, y.dtype)
     computed = np.dtype(np.float32) if dtype == np.float16 else dtype
-    if computed not in BY_DTYPE:
-        return Explanation(f"{shape} {dtype}", "host", "NumPy computes types that BLAS has not")
     plain = alpha == 1 and beta == 0 and not trans_a and not trans_b
+    if computed not in (ELEMENT_OF if plain else BY_DTYPE):
+        return Explanation(f"{shape} {dtype}", "host", "NumPy computes types that BLAS has not")
     out = np.empty(shape, computed, "C" if plain else "F") if c is None else np.asarray(c)
     if out.shape != shape:
         raise ValueError(f"explain: c is {out.shape} and the result is {shape}")
     if not out.size or not x.shape[-1] or alpha == 0:
-        return unmeasured(BY_DTYPE[computed], x.shape[-1], shape, "there is nothing to multiply")
+        return unmeasured(ELEMENT_OF[computed], x.shape[-1], shape, "there is nothing to multiply")
     x, y, out = (z.astype(computed, copy=False) for z in (x, y, out))
-    conj = _CONJUGATE if BY_DTYPE[computed].is_complex else None
+    conj = _CONJUGATE if ELEMENT_OF[computed].is_complex else None
     return _of_stack(x, y, out, beta != 0, trans_a == conj, trans_b == conj)
 
 
@@ -111,6 +111,6 @@ def _of_stack(
 
 def of_shape(code: str, m: int, n: int, k: int) -> Explanation:
     """Explain a product of column-major matrices, as the command line does."""
-    dtype = PRECISIONS[code].dtype
+    dtype = ELEMENTS[code].dtype
     a, b, c = (np.empty(shape, dtype, "F") for shape in ((m, k), (k, n), (m, n)))
     return explain(a, b, c)

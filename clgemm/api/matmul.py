@@ -1,6 +1,6 @@
 """numpy.matmul on a device: the rules of the ufunc here, the arithmetic behind `dispatch`.
 
-What a device does not help with goes to NumPy itself: types without a BLAS precision, empty
+What a device does not help with goes to NumPy itself: types that it does not compute in, empty
 products, operands that override `__array_ufunc__`, rare keywords, and every mistake.  The error
 for a mistake is then NumPy's own, in class and in words, whatever version is installed.
 """
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm.api import device_arrays, repeated, small, stacks
+from clgemm.api import device_arrays, integers, repeated, small, stacks
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
-from clgemm.dispatch import engine
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE, Call
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, Call
 from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
@@ -79,8 +78,10 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     Notes
     -----
     *Types.* float32, float64, complex64 and complex128 products are computed on the device, in
-    that type.  float16 products are computed in float32 and rounded once, at the end.  bool,
-    integer, long double and object products are computed by NumPy.
+    that type.  float16 products are computed in float32 and rounded once, at the end.  Products of
+    integers and of bool have NumPy's values, to the bit: integers wrap around.  They are computed
+    on CPU devices, and by NumPy where its loop takes less time or another device is in use.  Long
+    double and object products are computed by NumPy.
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
     or an invalid operation in the product: infinities and NaNs appear without a warning.
@@ -148,7 +149,7 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == 2 == b.ndim):
         return None
     (m, k), (rows, n), dtype = a.shape, b.shape, a.dtype
-    fits = k == rows and dtype == b.dtype and dtype in BY_DTYPE and m and n and k
+    fits = k == rows and dtype == b.dtype and dtype in ELEMENT_OF and m and n and k
     if not (fits and a.flags.aligned and b.flags.aligned):
         return None
     if out is None:
@@ -159,7 +160,7 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
         c = out
     else:
         return None
-    hosted = engine.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply)
+    hosted = integers.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply)
     repeated.remember(a, b, out, hosted=hosted)
     return c
 
@@ -185,7 +186,7 @@ def _check(x1: Any, x2: Any, out: Any, keywords: Mapping[str, Any]) -> _Call:
     _require(out is None or (isinstance(out, np.ndarray) and out.flags.writeable))
     loop = _loop_dtype(x, y, out, dtype, casting)
     computed = _SINGLE if loop == _HALF else loop
-    _require(computed in BY_DTYPE)
+    _require(computed in ELEMENT_OF)
     order = _ORDERS[order]
     if order == "A":
         order = "F" if x.flags.f_contiguous and y.flags.f_contiguous else "C"
@@ -197,7 +198,9 @@ def _check(x1: Any, x2: Any, out: Any, keywords: Mapping[str, Any]) -> _Call:
     a, b = (x if has_rows else x[None]), (y if has_columns else y[:, None])
     (m, k), (rows, n) = a.shape[-2:], b.shape[-2:]
     batch = _broadcast(a.shape[:-2], b.shape[:-2])
-    _require(k == rows and math.prod((m, n, k, *batch)))
+    multiplications = math.prod((m, n, k, *batch))
+    _require(k == rows and multiplications)
+    _require(computed in BY_DTYPE or not integers.is_small(multiplications))
     core = (m,) * has_rows + (n,) * has_columns
     result = stacks.empty((a, b), batch + core, loop, order, home) if out is None else out
     c = np.asarray(result)
@@ -214,7 +217,7 @@ def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting:
     """Return the type NumPy would compute in, having checked every cast."""
     target = None if out is None else out.dtype
     same = x.dtype == y.dtype and (target is None or target == x.dtype)
-    if dtype is None and same and x.dtype in BY_DTYPE:
+    if dtype is None and same and x.dtype in ELEMENT_OF:
         return x.dtype
     dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
     return host_blas.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
@@ -260,7 +263,7 @@ def _compute(call: _Call, *, fresh: bool) -> bool:
     hosted: list[Call] = []
     problems = problems if in_place else stacks.fold(a, b, filled)
     for left, right, product in problems:
-        engine.compute(Call.of(1.0, left, right, 0.0, product), hosted.append)
+        integers.compute(Call.of(1.0, left, right, 0.0, product), hosted.append)
     all_hosted = len(hosted) == len(problems) and a.size * b.shape[-1] <= host_blas.LONG
     is_tall = fresh and host_blas.is_tall(a, b)
     merged = c.ndim > 2 and problems[0][2].ndim == 2 and a.size * b.shape[-1] > TALL

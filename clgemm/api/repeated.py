@@ -15,7 +15,7 @@ import numpy as np
 from clgemm import settings
 from clgemm.dispatch import engine as engines
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE, Call, address_of, is_same_memory
+from clgemm.problem import ELEMENT_OF, Call, address_of, is_same_memory
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
     arrays = (a, b) if out is None else (a, b, out)
     if known is None or any(type(x) is not np.ndarray for x in arrays):
         return
-    if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in BY_DTYPE):
+    if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in ELEMENT_OF):
         return
     kind = _kind(a, b, out)
     if hosted:

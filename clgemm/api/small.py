@@ -14,10 +14,11 @@ import numpy as np
 from clgemm import settings
 from clgemm.api import repeated
 from clgemm.dispatch.explanation import unmeasured
+from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.dispatch.route import SMALL_FLOPS
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
-from clgemm.problem import BY_DTYPE
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, INTEGER_DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +34,9 @@ class _Routines(dict[np.dtype[Any], Any]):
 
 
 _ROUTINES = _Routines()
-MOST = {dtype: SMALL_FLOPS // (2 * p.multiplications) for dtype, p in BY_DTYPE.items()}
+MOST = {dtype: SMALL_FLOPS // (2 * p.multiplications) for dtype, p in BY_DTYPE.items()} | (
+    dict.fromkeys(INTEGER_DTYPES, MOST_SMALL)
+)
 """m * n * k up to which a product is small: a complex multiplication counts four times."""
 _WHY = "it is small"
 _FLAGS = (0, 1, 2)
@@ -80,7 +83,7 @@ def gemm(
 
 
 def matmul(a: Any, b: Any, out: Any = None) -> Any:
-    """Return a @ b if that is a small product of plain arrays of one precision, else None.
+    """Return a @ b if that is a small product of plain arrays of one type, else None.
 
     NumPy itself computes, so what is wrong is NumPy's to judge, whatever array `out` is.
     """
@@ -99,7 +102,7 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
         return None
     if log.isEnabledFor(logging.DEBUG):
         m, n, k = repeated.extents(a, b)
-        log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (product // (m * n * k), m, n), _WHY))
+        log.debug("%s", unmeasured(ELEMENT_OF[dtype], k, (product // (m * n * k), m, n), _WHY))
     if host_blas.is_outer(a, b) and product >= OUTER:
         return host_blas.outer(a, b, out)
     return host_blas.matmul(a, b) if out is None else host_blas.matmul(a, b, out)

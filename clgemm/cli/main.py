@@ -23,7 +23,8 @@ from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import openblas, scipy_blas, spinning, threads
 from clgemm.interpose import stub
-from clgemm.problem import PRECISIONS, Precision
+from clgemm.kernels import BY_NAME
+from clgemm.problem import INTEGERS, PRECISIONS, Precision
 from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.verify import random_matrix
@@ -105,6 +106,10 @@ def _print_parameters(device: Device) -> None:
         print(f"  {code}: from {tuned.origin}")
         for config in tuned.configs:
             print(f"     {config}")
+    family = BY_NAME["cpu_integer"]
+    able = any(family.supports(traits, precision) for precision in INTEGERS.values())
+    told = f"{family.name}'s defaults, without a search" if able else "NumPy computes them"
+    print(f"  integers and bool: {told}")
 
 
 def _why(store: Store, device: Device, precision: Precision) -> str:
@@ -168,7 +173,7 @@ def _demo_line(precision: Precision, n: int) -> bool:
     return error <= 1
 
 
-def print_explanations(codes: str, sizes: Sequence[Shape]) -> int:
+def print_explanations(codes: Sequence[str], sizes: Sequence[Shape]) -> int:
     """Print where column-major products would run; return the exit status."""
     for size in sizes:
         for code in codes:
@@ -189,6 +194,10 @@ def parser() -> argparse.ArgumentParser:
     e = commands.add_parser("explain", help="where a product would run, and why")
     e.add_argument("sizes", nargs="+", type=values.size, metavar="MxNxK")
     _add_precision(e, "--precision")
+    e.add_argument(
+        "--types", nargs="+", type=values.integers, default=(), metavar="TYPE",
+        help="in place of precisions: bool, int8, ... uint64",
+    )  # fmt: skip
     d = commands.add_parser("demo", help="multiply in four precisions and compare with SciPy")
     d.add_argument("--n", type=values.count, default=DEMO_N, help="size of the square matrices")
     _add_precision(d, "--precision", "--precisions")
@@ -233,5 +242,5 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "tune":
         return tune.run(arguments)
     if arguments.command == "explain":
-        return print_explanations(arguments.precision, arguments.sizes)
+        return print_explanations(arguments.types or arguments.precision, arguments.sizes)
     return demo(arguments.n, arguments.precision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from clgemm.problem import PRECISIONS
+from clgemm.problem import INTEGERS, PRECISIONS
 from clgemm.tuning import shapes
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ def letters(text: str) -> str:
     if not text or not set(text) <= set(PRECISIONS):
         raise argparse.ArgumentTypeError(f"{text!r}: give letters of {''.join(PRECISIONS)}")
     return "".join(dict.fromkeys(text))
+
+
+def integers(text: str) -> str:
+    """Read NumPy's name of an integer type or bool, as int32; return its code."""
+    codes = {str(precision.dtype): code for code, precision in INTEGERS.items()}
+    if text not in codes:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(codes)}")
+    return codes[text]
 
 
 def count(text: str) -> int:

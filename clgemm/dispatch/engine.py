@@ -25,15 +25,18 @@ from clgemm.dispatch import multi_device
 from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
 from clgemm.dispatch.copying import CopyingRunner, copied_call
 from clgemm.dispatch.explanation import explained, unmeasured
+from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.trial import Trials
-from clgemm.errors import BuildError, ClgemmError
+from clgemm.errors import BuildError, ClgemmError, DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
 from clgemm.kernels import BY_NAME, LAST_RESORT
 from clgemm.kernels.mirror import where_it_pays
 from clgemm.problem import (
-    BY_DTYPE,
+    ELEMENT_OF,
+    GENERAL,
+    INTEGERS,
     PRECISIONS,
     Call,
     aligned,
@@ -203,8 +206,10 @@ class Engine:
                 return inner._replace(copied=copied)
             runner = CopyingRunner(partial(self.compute, modes=modes), inner.runner)
             return inner._replace(runner=runner, copied=copied)
-        precision = BY_DTYPE[call.c.dtype]
+        precision = ELEMENT_OF[call.c.dtype]
         problem = describe(*call.operands, call.c, reads_c=call.beta != 0, is_gram=call.is_gram)
+        if precision.code in INTEGERS:
+            return self._decide_on_integers(call, problem, modes)
         one_core = self.units() == 1 < self.device.traits.compute_units
         chosen = by_rule(problem, modes.route, one_core=one_core)
         if chosen is None:
@@ -221,6 +226,20 @@ class Engine:
                 shared = multi_device.runner((self, *partners), problem)
             lasts = spinning.lasts(problem.flops / self.units(), chosen.device_seconds)
             return Decision(shared or self.runner(problem), problem, chosen, lasts)
+
+    def _decide_on_integers(self, call: Call, problem: Gemm, modes: Modes) -> Decision:
+        """Decide where calls of a kind run of which the host has no BLAS."""
+        problem = problem._replace(triangle=GENERAL)
+        traits = _within_limits(self.device.traits, self.units())
+        chosen = route_integers(traits, problem, modes.route)
+        if must_copy(self.device, problem):
+            chosen = Route(HOST, "it does not fit the device, which integers have to")
+        if call.c.dtype != bool and problem.m > 1:  # as a trial's own C has to be
+            chosen = self._tried(call, problem, chosen)
+        try:
+            return Decision(_HOST if chosen.where == HOST else self.build(problem), problem, chosen)
+        except (BuildError, DeviceError) as error:  # which has been logged
+            return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 
     def _tried(self, call: Call, problem: Gemm, predicted: Route) -> Route:
         """Try both sides if the prediction leaves open which one is faster."""
@@ -463,7 +482,7 @@ def _on_host(call: Call, modes: Modes) -> Explanation:
 def _explain_host(call: Call, why: str) -> Explanation:
     c = call.c.swapaxes(-1, -2) if call.transposed else call.c
     k = call.a.shape[-1]
-    return unmeasured(BY_DTYPE[c.dtype], k, c.shape, why)
+    return unmeasured(ELEMENT_OF[c.dtype], k, c.shape, why)
 
 
 def _scale(c: NDArray[Any], beta: complex) -> None:

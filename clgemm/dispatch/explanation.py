@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from clgemm.dispatch.route import HOST
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS, INTEGERS
 
 if TYPE_CHECKING:
     from clgemm.dispatch.route import Route
@@ -78,7 +78,8 @@ def _megabytes(count: int) -> str:
 
 def _product(precision: Precision, batch: int, m: int, n: int, k: int) -> str:
     stack = f"{batch} x " if batch > 1 else ""
-    return f"{precision.code}gemm {stack}({m} x {n} x {k})"
+    name = str(precision.dtype) if precision.code in INTEGERS else f"{precision.code}gemm"
+    return f"{name} {stack}({m} x {n} x {k})"
 
 
 def explained(
@@ -86,7 +87,7 @@ def explained(
 ) -> Explanation:
     """Tell what calls of a kind do."""
     found = Explanation(
-        _product(PRECISIONS[g.precision], g.batch, g.m, g.n, g.k), route.where, route.why,
+        _product(ELEMENTS[g.precision], g.batch, g.m, g.n, g.k), route.where, route.why,
         route.host_seconds, route.device_seconds, device, copied=copied,
     )  # fmt: skip
     if work.why_host:

@@ -29,9 +29,13 @@ NARROWEST = 64  # columns that a call needs to be fast
 
 
 def gemm(call: Call) -> None:
-    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c``, matrix by matrix."""
+    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c``, matrix by matrix.
+
+    Of integers, which no BLAS has, there are plain products only.
+    """
     alpha, a, b, beta, c, conj_a, conj_b, _ = call
-    if c.ndim > 2 and alpha == 1 and beta == 0 and not (conj_a or conj_b):
+    plain = alpha == 1 and beta == 0 and not (conj_a or conj_b)
+    if (c.ndim > 2 and plain) or c.dtype not in BY_DTYPE:
         matmul(a, b, out=c)  # loops in C
         return
     routine = scipy_blas.gemm(BY_DTYPE[c.dtype].code)
@@ -70,7 +74,7 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
     What is written is the same: sums of one product.
     """
     c = np.empty((a.shape[0], b.shape[1]), a.dtype) if out is None else out
-    fits = c.flags.carray and not (out is not None and _overlaps(out, a, b))
+    fits = a.dtype in BY_DTYPE and c.flags.carray and not (out is not None and _overlaps(out, a, b))
     if not fits or not (scipy_blas.is_loaded() or c.size > OUTER):
         return matmul(a, b, out=c)
     routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)

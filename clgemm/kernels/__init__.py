@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clgemm.kernels.batched.family import Batched
+from clgemm.kernels.cpu_integer.family import CpuInteger
 from clgemm.kernels.cpu_packed.family import CpuPacked
 from clgemm.kernels.direct.family import Direct
 from clgemm.kernels.gemv.family import Gemv
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
 FAMILIES: tuple[KernelFamily, ...] = (
-    Gemv(), Batched(), CpuPacked(), NvDmma(), NvSplit(), NvMma(), GpuTiled(), Direct(),
+    Gemv(), Batched(), CpuPacked(), CpuInteger(), NvDmma(), NvSplit(), NvMma(), GpuTiled(),
+    Direct(),
 )  # fmt: skip
 """The only list of families, most special first."""
 

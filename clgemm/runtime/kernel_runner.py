@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from clgemm.kernels.family import GEMM_STRUCT, OFFSETS, SLOTS
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS
 from clgemm.runtime import ending, host_memory, interrupt, opencl
 from clgemm.runtime.runner import Work
 
@@ -130,7 +130,7 @@ class KernelRunner:
         self._config = config
         self._long = long
         self._enqueue = opencl.load().enqueue_nd_range_kernel
-        precision = PRECISIONS[problem.precision]
+        precision = ELEMENTS[problem.precision]
         self._is_complex = precision.is_complex
         self._pack = struct.Struct(precision.struct_format).pack
         self._packed: tuple[complex, complex, tuple[bytes, bytes]] = (

@@ -10,9 +10,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from clgemm import settings
-from clgemm.errors import TuningError
+from clgemm.errors import DeviceError, TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS, INTEGERS, PRECISIONS
 from clgemm.runtime import ending
 from clgemm.runtime.reentry import CheckedLock
 from clgemm.tuning import verification
@@ -53,8 +53,11 @@ class Parameters:
         """Seconds of a first call's budget that are not for the search."""
 
     def known(self, code: str) -> Tuned | None:
-        """Return the parameters of a precision if they are known; finds out nothing."""
-        return self._tuned.get(entry_name(PRECISIONS[code]))
+        """Return the parameters of a precision if they are known; finds out nothing.
+
+        Integers have none: their family claims them.
+        """
+        return None if code in INTEGERS else self._tuned.get(entry_name(PRECISIONS[code]))
 
     def use(self, code: str, tuned: Tuned) -> None:
         """Use these parameters from here on."""
@@ -98,13 +101,18 @@ class Parameters:
 
     def _claimed(self, problem: Gemm) -> Config | None:
         """Return the default of the first family that claims a problem; searches nothing."""
-        traits, precision = self._device.traits, PRECISIONS[problem.precision]
+        traits, precision = self._device.traits, ELEMENTS[problem.precision]
         for family in FAMILIES:
             if family.name not in self.refused and family.claims(traits, problem):
                 return family.default(traits, precision)
         return None
 
     def _chosen(self, problem: Gemm) -> Config:
+        if problem.precision in INTEGERS:
+            raise DeviceError(
+                f"{self._device.traits.describe()} has no kernel for {problem.precision}: "
+                "NumPy's own matmul computes it"
+            )
         tuned = self.known(problem.precision) or self.of(problem.precision)
         config = tuned.model.choose(problem, self.refused)
         while config in tuned.unverified:

@@ -622,11 +622,11 @@ def test_stacks_are_one_call(calls: Any) -> None:
     ((A, B), {"dtype": "d"}, 1), ((A, B), {"axes": [(0, 1)] * 3}, 1), ((A, B), {"order": "F"}, 1),
     ((A.view(Plain), B), {}, 1), ((masked(A[:, :2]), A[:, :2]), {}, 1), ((A.tolist(), B), {}, 1),
     ((A.astype(">f4"), B.astype(">f4")), {}, 1), ((A.astype("i"), B), {}, 1),
-    ((A.astype("i"), B.astype("i")), {}, 0),
+    ((A.astype("i"), B.astype("i")), {}, 1), ((A.astype("O"), B.astype("O")), {}, 0),
     ((A, B.astype("g")), {}, 0), ((A[:, :0], B[:0]), {}, 0), ((A, B), {"signature": "ff->f"}, 0),
     ((A.view(TakerArray), B), {}, 0), ((A[None], B), {"out": np.zeros((2, 4), "f")}, 1),
     ((A, B), {"out": np.zeros((3, 2, 4), "e")}, 1),
-], ids=range(19))  # fmt: skip
+], ids=range(20))  # fmt: skip
 def test_what_is_computed_on_the_device(calls: Any, args: Any, kwargs: Any, count: Any) -> None:
     matmul(*args, **kwargs)
     assert len(calls) == count

@@ -68,7 +68,15 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Matm
     """Draw a call."""
     dtype = str(rng.choice([*operands.PRECISE, "f2"], p=[0.27, 0.27, 0.2, 0.2, 0.06]))
     code = {"f4": "s", "f8": "d", "c8": "c", "c16": "z", "f2": "s"}[dtype]
-    m, n, k = sizes.draw_product(rng, known[code])
+    return draw_of(rng, (dtype, dtype, dtype), known[code], operands.VALUES)
+
+
+def draw_of(
+    rng: np.random.Generator, dtypes: tuple[str, str, str], known: tuple[int, ...],
+    kinds_of_values: tuple[str, ...],
+) -> MatmulCall:  # fmt: skip
+    """Draw a call with operands and an out of these types."""
+    m, n, k = sizes.draw_product(rng, known)
     alias = "" if rng.random() < 0.9 else str(
         rng.choice(["out is x1", "out in x1", "x2 is x1", "x2 is x1.T"])
     )  # fmt: skip
@@ -76,10 +84,15 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Matm
         m = n = k = min(m, n, k)
     shapes, result = _draw_shapes(rng, m, n, k)
     values = operands.draw_values(rng) if rng.random() < 0.8 else ""
-    x1, x2 = (_draw_operand(rng, shape, dtype, values) for shape in shapes)
+    if kinds_of_values != operands.VALUES:
+        values = str(rng.choice(kinds_of_values))
+    x1, x2 = (
+        _draw_operand(rng, shape, dtype, values)
+        for shape, dtype in zip(shapes, dtypes[:2], strict=True)
+    )
     out = None
     if alias.startswith("out") or rng.random() < 0.35:
-        out = _draw_out(rng, result, dtype, values)
+        out = _draw_out(rng, result, dtypes[2], values)
     return MatmulCall(
         x1, x2, out, str(rng.choice(["keyword", "positional", "tuple"], p=[0.7, 0.2, 0.1])),
         _draw_keywords(rng), alias, int(rng.integers(0, 60)), bool(rng.random() < 0.3),

@@ -224,6 +224,10 @@ def _values(operand: Operand, dtype: np.dtype[Any]) -> NDArray[Any]:
         low = -3 if dtype.kind in "iOmM" else 0
         with np.errstate(all="ignore"):
             whole = rng.integers(low, 2 if dtype.kind == "?" else 4, operand.shape)
+        if operand.values == "extreme" and dtype.kind in "iu":
+            return _extremes(rng, operand.shape, dtype)
+        if operand.values == "sparse":
+            whole = whole * (rng.random(operand.shape) < 0.05)
         if dtype.kind in "mM":
             return whole.astype("i8").view(dtype.newbyteorder("=")).astype(dtype)
         return np.zeros(operand.shape, dtype) if dtype.kind == "V" else whole.astype(dtype)
@@ -235,6 +239,18 @@ def _values(operand: Operand, dtype: np.dtype[Any]) -> NDArray[Any]:
             return both.astype(dtype)
     with np.errstate(all="ignore"):
         return real.astype(dtype)
+
+
+def _extremes(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Give integers of all sizes, of which many are the least, the greatest, or next to 0."""
+    limits, native = np.iinfo(dtype), dtype.newbyteorder("=")
+    found = rng.integers(limits.min, limits.max, shape, native, endpoint=True)
+    special = np.array([limits.min, limits.max, limits.max - 1, 0, 1, 0], native)
+    special[-1] = ~special[-3]  # -1, or all bits
+    found = np.where(rng.random(shape) < 0.4, rng.choice(special, shape), found)
+    return found.astype(dtype)
 
 
 def _reals(

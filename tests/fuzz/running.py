@@ -18,7 +18,7 @@ from clgemm.runtime import registry
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.store.lookup import Tuned, defaults
 
-from . import compare, device_calls, gemm_calls, matmul_calls, other_calls, sizes
+from . import compare, device_calls, gemm_calls, integer_calls, matmul_calls, other_calls, sizes
 from .odd_arguments import Odd
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 KINDS: Mapping[str, Any] = {
     "gemm": gemm_calls, "matmul": matmul_calls, "arrays": device_calls, "other": other_calls,
+    "integers": integer_calls,
 }  # fmt: skip
-SHARES = (0.4, 0.37, 0.18, 0.05)
+SHARES = (0.37, 0.34, 0.16, 0.05, 0.08)
 ROUTES = ("device", "auto", "host")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import clgemm
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ BLAS_BOUNDARIES = (4, 8, 16, 32, 64, 128)  # of the host's kernels, and of small
 def boundaries() -> Mapping[str, tuple[int, ...]]:
     """List, by precision, the extents at which the kernels in use begin another tile or block."""
     found = {}
-    for code, precision in PRECISIONS.items():
+    for code, precision in ELEMENTS.items():
         square = np.empty((150, 150), precision.dtype)
         with clgemm.settings.using(route="device"):
             config = clgemm.explain(square, square).config

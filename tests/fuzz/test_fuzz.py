@@ -8,6 +8,7 @@ import scipy.linalg.blas
 
 from clgemm.dispatch import engine
 from clgemm.host import blas as host_blas
+from clgemm.problem import ELEMENTS
 from clgemm.runtime import registry
 
 from . import running
@@ -15,7 +16,7 @@ from .command import main, replay
 from .disturbing import run_in_threads
 
 SEED = 20
-CASES = {"gemm": 1100, "matmul": 1000, "arrays": 450, "other": 120}
+CASES = {"gemm": 1100, "matmul": 1000, "arrays": 450, "other": 120, "integers": 1200}
 
 
 def told(findings, device, kind=None):
@@ -85,7 +86,7 @@ def test_an_operand_that_changes_is_a_finding(device, monkeypatch):
 
 
 def test_a_case_is_drawn_the_same_each_time():
-    known = dict.fromkeys("sdcz", (16, 48))
+    known = dict.fromkeys(ELEMENTS, (16, 48))
     for index in range(50):
         first, again = (running.draw(3, index, known) for _ in range(2))
         assert str(first) == str(again)

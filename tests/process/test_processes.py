@@ -360,6 +360,8 @@ def test_a_forked_child_computes_and_never_hangs(device, how):
 
 
 # Other threads are anywhere in the driver when the children are forked.
+STORM_TURNS = int(os.environ.get("STORM_TURNS", "80"))  # of five forks each; .ci/full has more
+
 STORM = """
 import scipy.linalg.blas  # or each child would
 from clgemm.problem import PRECISIONS
@@ -407,7 +409,7 @@ assert right()
 
 @pytest.mark.process
 @needs_fork
-@pytest.mark.parametrize("turns", [20, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turns", [20, pytest.param(STORM_TURNS, marks=pytest.mark.slow)])
 def test_children_forked_anywhere_in_the_driver_compute_and_end(device, turns):
     run = run_python(FORK + STORM, turns, timeout=600, CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
