@@ -1,0 +1,118 @@
+"""Programs of other people's packages, as they are and under ``python -m clgemm run``.
+
+    pip install scikit-learn statsmodels pyscf numba
+    python -m clgemm tune
+    python bench/bench_clients.py --rounds 3
+
+Each program runs in processes of its own, in turn without and with clgemm; what both find must
+agree.  The time is the fastest of a program's repeats, medians over the rounds: imports and the
+device's opening are left out, which the columns `start` and `under` have.  What could be gained at
+most is bounded by the share of the time that calls take which can be interposed: `calls` has how
+many a process made, and `device` how many of them were computed there.  Packages that are not
+installed are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import environment
+import numpy as np
+from client_programs import END, PROGRAMS
+
+TOLERANCE = 1e-3  # relative: some of these programs iterate in float32
+MISSING = "ModuleNotFoundError"
+
+
+class Run(NamedTuple):
+    """One process."""
+
+    wall: float
+    seconds: list[float]
+    """Of each repeat."""
+    values: list[float]
+    account: dict[str, Any]
+
+
+def run(name: str, *, with_clgemm: bool) -> Run | str:
+    """Run a program; a text says which package it lacks."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, account = Path(folder, "program.py"), Path(folder, "account.json")
+        program.write_text(PROGRAMS[name] + END, encoding="utf-8")
+        under = ["-m", "clgemm", "run", "--json", str(account)] if with_clgemm else []
+        begin = time.perf_counter()
+        found = subprocess.run(
+            [sys.executable, *under, str(program)], capture_output=True, text=True, check=False,
+            env=environment.without_blas_variables(os.environ),
+        )  # fmt: skip
+        wall = time.perf_counter() - begin
+        if MISSING in found.stderr:
+            return found.stderr.strip().splitlines()[-1]
+        if found.returncode:
+            raise SystemExit(f"{name} failed:\n{found.stderr}")
+        said = json.loads(found.stdout)
+        told = json.loads(account.read_text(encoding="utf-8")) if with_clgemm else {}
+    return Run(wall, said["seconds"], said["values"], told)
+
+
+def compare(name: str, rounds: int) -> dict[str, Any] | None:
+    """Run a program in turn without and with clgemm, and print its row."""
+    plain: list[Run] = []
+    under: list[Run] = []
+    for _ in range(rounds):
+        for runs in (plain, under):
+            found = run(name, with_clgemm=runs is under)
+            if isinstance(found, str):
+                print(f"{name:32} not run: {found}")
+                return None
+            runs.append(found)
+    want, got = np.array(plain[0].values), np.array(under[0].values)
+    if not np.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE * abs(want).max()):
+        raise SystemExit(f"{name}: results differ: {got} instead of {want}")
+    without, with_it = (
+        statistics.median(min(run.seconds) for run in runs) for runs in (plain, under)
+    )
+    starts = [statistics.median(r.wall - sum(r.seconds) for r in runs) for runs in (plain, under)]
+    rows = under[0].account["rows"]
+    row = {
+        "program": name, "without": without, "with": with_it, "ratio": without / with_it,
+        "start without": starts[0], "start with": starts[1],
+        "calls": sum(x["calls"] for x in rows), "on device": sum(x["device_calls"] for x in rows),
+    }  # fmt: skip
+    print(
+        f"{name:32}{1e3 * without:10.1f}{1e3 * with_it:10.1f}{row['ratio']:8.2f}"
+        f"{starts[0]:8.2f}{starts[1]:8.2f}{row['calls']:9}{row['on device']:9}"
+    )
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="programs whose names contain this")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    environment.restart_clean()
+    print(f"device: {environment.device_in_use()}; NumPy's BLAS: {environment.peer_kernels()}")
+    print(
+        f"{'program':32}{'ms plain':>10}{'ms under':>10}{'ratio':>8}"
+        f"{'start':>8}{'under':>8}{'calls':>9}{'device':>9}"
+    )
+    found = [compare(name, given.rounds) for name in PROGRAMS if given.only in name]
+    if given.json:
+        rows = [row for row in found if row is not None]
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
