@@ -24,6 +24,7 @@ os.environ["CLGEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="clgemm-tests-")
 os.environ["CLGEMM_TUNE"] = "off"
 os.environ["CLGEMM_ROUTE"] = "device"
 os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
+from interposing import client, originals, paths, restored  # noqa: F401 - fixtures
 
 from clgemm import settings
 from clgemm.dispatch import engine

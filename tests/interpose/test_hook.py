@@ -17,7 +17,7 @@ import clgemm
 from clgemm.interpose import hook, slots, stub
 from clgemm.runtime import registry
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("restored")]
 
 SWITCHES = 10_000
 

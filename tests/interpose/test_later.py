@@ -18,6 +18,7 @@ from clgemm.runtime import registry
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.usefixtures("restored"),
     pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not())),
 ]
 

@@ -19,6 +19,7 @@ NAMES = {
     "wide cblas": "scipy_cblas_{}gemm64_", "wide fortran": "scipy_{}gemm_64_",
     "cblas": "cblas_{}gemm", "fortran": "{}gemm_",
 }  # fmt: skip
+pytestmark = pytest.mark.usefixtures("restored")
 needs_machine_code = pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not()))
 
 

@@ -11,7 +11,7 @@ from clients import needs_compiler
 
 from clgemm.interpose import stub
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.usefixtures("restored")]
 
 FORMS = [(is_cblas, wide) for is_cblas in (True, False) for wide in (True, False)]
 UNDEFINED = 0x5EADBEEF << 32

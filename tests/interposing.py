@@ -30,8 +30,9 @@ def originals(paths):
     return lambda: ctypes.c_int64.in_dll(blas, "originals").value
 
 
-@pytest.fixture(autouse=True)
-def _restored():
+@pytest.fixture
+def restored():
+    """Put everything back after a test, and see that it is."""
     yield
     hook.uninstall()
     assert not hook.usage().interposed
