@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,7 +18,8 @@ from clgemm.runtime import registry
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("restored")]
 
-SWITCHES = 10_000
+SWITCHES = int(os.environ.get("SWITCHES", "40"))
+"""On and off; .ci/full has more."""
 
 
 def rows(path):
@@ -128,8 +128,7 @@ def test_blocks_and_calls_nest_in_any_order():
     assert not state()
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(300, marks=pytest.mark.slow)])
-def test_on_and_off_beside_running_threads(client, device, seconds):
+def test_on_and_off_beside_running_threads(client, device):
     stop, wrong, counts = threading.Event(), [], []
     a = np.arange(900, dtype=np.float64).reshape(30, 30) % 7
     want = a @ a
@@ -147,16 +146,13 @@ def test_on_and_off_beside_running_threads(client, device, seconds):
     threads = [threading.Thread(target=work) for _ in range(3)]
     with registry.using(device):
         [t.start() for t in threads]
-        start, switched = time.monotonic(), 0
-        while time.monotonic() - start < seconds and switched < SWITCHES:
+        for _ in range(SWITCHES):
             clgemm.install(least=1000)
             clgemm.uninstall()
-            switched += 1
         stop.set()
         [t.join() for t in threads]
     assert not wrong
-    assert switched > 10
-    assert min(counts) > 10
+    assert min(counts) > 0
 
 
 def test_nothing_grows_with_each_switch(client):
