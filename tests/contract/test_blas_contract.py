@@ -946,7 +946,7 @@ def test_list_that_contains_itself_is_refused() -> None:
 
 
 def test_other_threads_run_during_a_call() -> None:
-    a, ticks, done = np.ones((1500, 1500)), [], threading.Event()
+    a, ticks, done, during = np.ones((1500, 1500)), [], threading.Event(), 0
 
     def tick() -> None:
         while not done.wait(0.001):
@@ -956,15 +956,19 @@ def test_other_threads_run_during_a_call() -> None:
     thread.start()
     try:
         clgemm.blas.dgemm(1.0, a, a)
-        start = time.perf_counter()
-        clgemm.blas.dgemm(1.0, a, a)
-        end = time.perf_counter()
+        for _ in range(100):  # a busy machine may give the other thread no turn in one of them
+            start = time.perf_counter()
+            clgemm.blas.dgemm(1.0, a, a)
+            end = time.perf_counter()
+            during = max(during, sum(start < moment < end for moment in list(ticks)))
+            if during >= 3:
+                break
     finally:
         done.set()
         thread.join()
     if end - start < 0.02:
         pytest.skip("the device is too fast for another thread to be seen running")
-    assert sum(start < moment < end for moment in ticks) >= 3
+    assert during >= 3
 
 
 FAILING: dict[str, Callable[[np.dtype[Any]], Arguments]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -125,25 +126,30 @@ def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(device):
 
 
 def test_the_interpreter_runs_on_while_the_device_works(device):
-    """The GIL is released: another thread counts during one long call."""
+    """The GIL is released: another thread counts during a call, which nobody else lets it do."""
     a = np.ones((700, 700), np.float32)
-    counted, done = [0], threading.Event()
+    counted, done, interval = [0], threading.Event(), sys.getswitchinterval()
 
     def count():
         while not done.is_set():
             counted[0] += 1
+            time.sleep(0)
 
+    thread, during, end = threading.Thread(target=count), 0, time.monotonic() + 20
     with registry.using(device):
         clgemm.sgemm(1.0, a, a)
-        thread = threading.Thread(target=count)
-        thread.start()
-        before = counted[0]
-        for _ in range(5):
-            clgemm.sgemm(1.0, a, a)
-        during = counted[0] - before
-        done.set()
-        thread.join()
-    assert during > 100
+        sys.setswitchinterval(30)
+        try:
+            thread.start()
+            while during < 100 and time.monotonic() < end:
+                before = counted[0]
+                clgemm.sgemm(1.0, a, a)
+                during += counted[0] - before
+        finally:
+            sys.setswitchinterval(interval)
+            done.set()
+            thread.join()
+    assert during >= 100
 
 
 # Run in an interpreter of its own: what hangs here must not hang the tests.
