@@ -31,6 +31,13 @@ INLINE void mbarrier_init(uint address, uint count)
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address), "r"(count) : "memory");
 }
 
+// Give a barrier's memory back, so that it may be set up anew.  One work-item does, when no other one
+// waits for it any more.
+INLINE void mbarrier_invalidate(uint address)
+{
+    asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(address) : "memory");
+}
+
 // Make initialised barriers visible to the bulk copy engine (9.0).
 INLINE void mbarrier_publish(void)
 {
@@ -118,4 +125,24 @@ INLINE void bulk_copy(uint to, __global const void *from, uint bytes, uint mbarr
                  "[%0], [%1], %2, [%3];" ::"r"(to),
                  "l"((ulong)from), "r"(bytes), "r"(mbarrier)
                  : "memory");
+}
+
+// ---- flags between work-groups ------------------------------------------------------------------
+
+// Publish what this work-group wrote to global memory before its last barrier.  One work-item does.
+INLINE void set_ready(__global uint *flag)
+{
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"((ulong)flag), "r"(1) : "memory");
+}
+
+INLINE void wait_ready(__global const uint *flag)
+{
+    uint set;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(set)
+                     : "l"((ulong)flag)
+                     : "memory");
+    } while (!set);
 }

@@ -250,6 +250,8 @@ def every_form(monkeypatch):
     """Pack and split problems that are small enough for a test."""
     monkeypatch.setattr(plan, "PACK_EDGE", 1)
     monkeypatch.setattr(tiling, "LEAST_PART", 32)
+    monkeypatch.setattr(tiling, "JOIN", 0.0)
+    monkeypatch.setattr(tiling, "WORTH", 1.0)
 
 
 SMALL = (32, 32, 8, 4, 4, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_bulk_copies_need_9_0():
 
 
 def test_an_operand_is_packed_where_it_is_read_often():
-    c = config(PRECISIONS["d"], PACK_A=1024, PACK_B=1024, SPLIT=0)
+    c = config(PRECISIONS["d"], PACK_A=1024, PACK_B=1024, SHARE=0)
     assert cut(gemm("d", 2048, 2048, 512), c)[3:5] == (True, True)
     assert cut(gemm("d", 2048, 512, 512), c)[3:5] == (False, True)
     assert cut(gemm("d", 512, 2048, 512), c)[3:5] == (True, False)
@@ -132,12 +133,12 @@ def test_awkward_operands_are_packed_earlier():
 
 
 def test_panels_that_do_not_fit_are_not_written():
-    c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1)
+    c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1, SHARE=0)
     small = replace(H200, max_allocation=1 << 20)
     assert FAMILY.plan(small, gemm("d", 2048, 2048, 2048), c).scratch_bytes == 0
 
 
-def test_few_tiles_split_k():
+def test_few_tiles_are_cut_along_k():
     c = config(PRECISIONS["d"])
     g = gemm("d", 256, 256, 65536)
     parts, span, slices = cut(g, c).parts, cut(g, c).span, cut(g, c).slices
@@ -147,8 +148,38 @@ def test_few_tiles_split_k():
     assert [step.kernel.name for step in plan.steps] == ["nv_dmma", "nv_dmma_reduce"]
     assert plan.steps[0].global_size[1] == parts
     assert plan.scratch_bytes == parts * 256 * 256 * 8
-    assert cut(gemm("d", 4096, 4096, 65536), c).parts == 1
     assert cut(gemm("d", 256, 256, 64), c).parts == 1
+
+
+def test_tiles_that_do_not_come_out_even_are_shared():
+    c = config(PRECISIONS["d"])
+    g = gemm("d", 128 * 10, 64 * 20, 1500)
+    found = cut(g, c)
+    assert (found.whole, found.shared, found.workers, found.parts) == (0, 200, 2 * 132, 1)
+    plan = FAMILY.plan(H200, g, c)
+    assert [step.kernel.name for step in plan.steps] == ["nv_dmma_clear", "nv_dmma"]
+    assert plan.steps[0].global_size[0] >= found.workers
+    assert plan.steps[1].global_size[0] == found.workers * FAMILY.items(c)
+    assert plan.scratch_bytes == (found.partials + found.workers * 128 * 64) * 8
+    assert found.partials >= -(-found.workers // 2), "flags come first"
+    assert cut(gemm("d", 128 * 11, 64 * 24, 65536), c).workers == 0, "two for each unit"
+    assert cut(gemm("d", 128 * 10, 64 * 20, 64), c).workers == 0, "too little to be shared"
+    default = FAMILY.default(H200, PRECISIONS["d"])
+    several = cut(gemm("d", 128 * 11, 128 * 26, 1000), default)
+    assert (several.whole, several.shared, several.workers) == (132, 286 - 132, 132)
+    small = replace(H200, max_allocation=1 << 20)
+    assert partition.cut(small, g, c).workers == 0, "no memory for what is exchanged"
+
+
+def test_pieces_cover_shared_tiles_once():
+    """As nv_dmma/gemm.cl computes them, however many workers there are."""
+    for slices, workers in ((1, 5), (7, 7), (100, 33), (6144, 132)):
+        starts = [slices // workers * w + min(w, slices % workers) for w in range(workers + 1)]
+        assert (starts[0], starts[-1]) == (0, slices)
+        assert {b - a for a, b in itertools.pairwise(starts)} <= {
+            slices // workers,
+            slices // workers + 1,
+        }
 
 
 def test_a_shared_operand_is_packed_once():
@@ -183,10 +214,10 @@ def test_wide_copies_need_alignment():
         ((512, 512, 512), (64, 32)),
         ((64, 8192, 8192), (64, 128)),
         ((8192, 64, 8192), (128, 64)),
-        ((256, 256, 65536), (128, 64)),
+        ((256, 256, 65536), (128, 128)),
         ((640, 640, 640), (64, 64)),
         ((2048, 2048, 2048), (128, 128)),
-        ((2304, 2048, 2048), (128, 64)),
+        ((2304, 2048, 2048), (128, 128)),
         ((8192, 8192, 8192), (128, 128)),
         ((8192, 8192, 64), (128, 64)),
         ((1, 1, 1), (32, 32)),
@@ -486,7 +517,7 @@ FORMS = {
     "packed": {"PACK_A": 1, "PACK_B": 1},
     "A packed": {"PACK_A": 1},
     "B packed": {"PACK_B": 1},
-    "split": {"SPLIT": 4},
+    "shared": {"SHARE": 1},
     "deep": {"KC": 32, "STAGES": 3},
     "shared depth": {"KC": 32, "STAGES": 3, "WM": 64, "NC": 64, "WK": 2},
     "deep, A packed": {"KC": 32, "STAGES": 3, "PACK_A": 1},
@@ -498,8 +529,8 @@ on_nvidia = pytest.mark.families("nv_dmma")
 
 
 def form_config(precision, form):
-    tile = {"NC": 64} if form in {"direct", "split"} else {"NC": 128, "WM": 64}
-    changes = {"SPLIT": 0} | tile | FORMS[form]
+    tile = {"NC": 64} if form in {"direct", "shared"} else {"NC": 128, "WM": 64}
+    changes = {"SHARE": 0} | tile | FORMS[form]
     if precision.is_complex:
         changes |= {name: changes[name] // 2 for name in ("KC", "WM") if name in changes}
     return config(precision, **changes)
@@ -623,7 +654,7 @@ RACED = [(512, 512, 512), (641, 640, 130), (1030, 1026, 258), (100, 90, 3000), (
 @pytest.mark.parametrize("size", RACED, ids=str)
 @pytest.mark.parametrize("code", "dz")
 def test_thousands_of_default_runs_give_the_same_bits(device, code, size, rng):
-    """What is run for a size that was never tuned: fitted tiles, split K, thin edges."""
+    """What is run for a size that was never tuned: fitted and shared tiles, thin edges."""
     default = FAMILY.default(device.traits, PRECISIONS[code])
     assert_same_bits(device, gemm(code, *size), default, rng)
 
@@ -661,7 +692,7 @@ def test_every_tile_is_right(device, code, rng):
     a, b, c = memory["a"].reshape(k, m).T, memory["b"].reshape(n, k).T, memory["c"].reshape(n, m).T
     want, size = reference.gemm(1.5, a, b, 1.0, c)
     tiles = {
-        replace_packs(Config.of(FAMILY.name, dict(x.params) | {"FIT": 0, "SPLIT": 0}))
+        replace_packs(Config.of(FAMILY.name, dict(x.params) | {"FIT": 0, "SHARE": 0}))
         for x in FAMILY.candidates(device.traits, precision)
     }
     assert len(tiles) > 10

@@ -20,7 +20,14 @@ HALF_MICRO = 1.15  # how much longer a product takes with a micro-tile of half t
 HALF_GROUP = 1.06  # or with half as many work-items
 MOST_TURNS = 8  # macro-tiles a compute unit from which on a cut tile shares nothing out better
 PARTS_ITEMS = 256  # work-items a compute unit that k is split for: they hide each other's waits
-LEAST_PART = 1024  # k of a part at least: adding parts costs a launch and moves C twice a part
+LEAST_PART = 64  # k of a part at least
+# What parts of k cost and save, on an H200; proportions are alike elsewhere.
+JOIN = 5e-6  # seconds of the launch that adds them up, and ...
+MOVED = 1.5e12  # ... bytes a second of them, which are written and read
+UNIT_RATE = 1.8e11  # multiplications of floats a second, of a compute unit
+BUSY_ITEMS = 256  # of a compute unit: with fewer ones products wait, by the root of what is missing
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of k, that are tried
+WORTH = 0.6  # of the time without parts: cutting the macro-tile comes cheaper than small gains
 LEAST_MICRO = 16  # elements of a micro-tile that is cut no further: loads would outweigh products
 LEAST_ITEMS = 64  # of a work-group
 USUAL_ITEMS = 128  # below, groups are too small to win by sharing out better
@@ -117,13 +124,24 @@ def _cut(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
 
 
 def _cost(traits: DeviceTraits, g: Gemm, p: Mapping[str, int], config: Config) -> float:
-    """Estimate the time of a problem from the macro-tiles of the busiest compute unit."""
-    parts = most_parts(traits, g, p)
-    turns = -(-count_tiles(g, p) * parts // traits.compute_units)
+    """Estimate the seconds of a problem with a cut tile."""
     micro = math.log2(config["MR"] * config["NR"] / (p["MR"] * p["NR"]))
     group = math.log2(items(dict(config.params)) / items(p))
     slower = float(HALF_MICRO**micro * HALF_GROUP**group)
-    return turns * p["MC"] * p["NC"] / parts * slower
+    return _seconds(traits, g, p, most_parts(traits, g, p), slower)
+
+
+def _seconds(
+    traits: DeviceTraits, g: Gemm, p: Mapping[str, int], parts: int, slower: float = 1.0
+) -> float:
+    """Estimate the seconds of a problem from the macro-tiles of the busiest compute unit."""
+    precision = precision_of(g)
+    reals = precision.multiplications * (2 if precision.is_double else 1)
+    turns = -(-count_tiles(g, p) * parts // traits.compute_units)
+    seconds = turns * g.k * p["MC"] * p["NC"] * reals / parts / UNIT_RATE * slower
+    if parts > 1:
+        seconds += JOIN + parts * g.m * g.n * g.batch * precision.itemsize / MOVED
+    return seconds
 
 
 def _cut_group(p: dict[str, int], macro: str, least: int) -> dict[str, int] | None:
@@ -159,9 +177,22 @@ def items(p: Mapping[str, int]) -> int:
 
 
 def most_parts(traits: DeviceTraits, g: Gemm, p: Mapping[str, int]) -> int:
-    """Count the parts that k is split into: as many as it takes to keep the device busy."""
+    """Count the parts that k is split into: as many as keep the device busy, and pay.
+
+    Each part more shortens a work-group's way along k, and moves C once more.
+    """
     wanted = PARTS_ITEMS * traits.compute_units // (count_tiles(g, p) * items(p))
-    return max(1, min(p["SPLIT"], wanted, g.k // LEAST_PART))
+    most = min(p["SPLIT"], wanted, g.k // LEAST_PART)
+    if most <= 1:
+        return 1
+
+    def seconds(parts: int) -> float:
+        turns = -(-count_tiles(g, p) * parts // traits.compute_units)
+        idle = max(1.0, BUSY_ITEMS / (turns * items(p)))
+        return _seconds(traits, g, p, parts, math.sqrt(idle))
+
+    best = min((*(x for x in PARTS if x < most), most), key=seconds)
+    return best if seconds(best) < WORTH * seconds(1) else 1
 
 
 def count_tiles(g: Gemm, p: Mapping[str, int]) -> int:

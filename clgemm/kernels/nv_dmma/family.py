@@ -8,10 +8,12 @@ any FMA product, NaN and infinities included.  Each operand reaches local memory
   (``cp.async.bulk``, compute capability 9.0).  Packing A costs about 120/n of the time of the
   product on an H200, so it pays from some n on: ``PACK_A``; the same for B and m: ``PACK_B``.
 
-A problem gets the macro-tile that is estimated to take the least time (``FIT``) and, with few of
-them, is cut along K (``SPLIT``): partial products go to scratch, and another launch adds them up in
-a fixed order.  Further work-groups of the launch do thin edges, on compute units that would idle.
-`nv_dmma_cut` decides.  The layout of slices and panels is drawn in nv_dmma/tiles.cl.
+A problem gets the macro-tile that is estimated to take the least time (``FIT``).  Where they do not
+come out even with the compute units they are shared (``SHARE``), in one of two ways: few of them
+are cut along K, partial products go to scratch, and another launch adds them up; many are dealt to
+work-groups by slices, of which one owns a macro-tile and adds what others left in scratch.  Sums
+have a fixed order.  Further work-groups of the launch do thin edges, on compute units that would
+idle.  `partition` decides.  The layout of slices and panels is drawn in nv_dmma/tiles.cl.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ NEWEST_SHAPES = (9, 0)  # compute capability with 16x8x4 products and bulk copie
 MAX_ACCUMULATORS = 64  # doubles a work-item; more would spill
 PACK_ITEMS = 128  # of nv_dmma/pack.cl
 PLANNED = frozenset(
-    {"FIT", "PACK_A", "PACK_B", "SPLIT"}
+    {"FIT", "PACK_A", "PACK_B", "SHARE"}
 )  # parameters of the plan, not of the kernel
 
 TILES = ("nv_dmma/tiles.cl",)
@@ -59,6 +61,7 @@ GEMM_FILES = (
     "nv_dmma/edges.cl",
     "nv_dmma/gemm.cl",
 )
+CLEAR_FILES = ("nv_dmma/clear.cl",)
 REDUCE_FILES = ("nv_dmma/reduce.cl",)
 
 
@@ -67,7 +70,7 @@ class NvDmma(KernelFamily):
 
     name: ClassVar[str] = "nv_dmma"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES, "mirror.cl"))
+        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *CLEAR_FILES, *REDUCE_FILES, "mirror.cl"))
     )
 
     reals: ClassVar[tuple[str, ...]] = ("double",)
@@ -80,7 +83,7 @@ class NvDmma(KernelFamily):
         )
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
-        """Give tiles of the work-group and of a warp, depth, stages, and where to pack and split.
+        """Give tiles of the work-group and of a warp, depth, stages, and where to pack and share.
 
         Sizes are in elements: complex rows and depths are half the real ones, for the same space.
         """
@@ -97,7 +100,7 @@ class NvDmma(KernelFamily):
             "GROUP_M": (8,),
             "PACK_A": (16384 // ce, 0) if bulk else (0,),
             "PACK_B": (8192 // ce, 0) if bulk else (0,),
-            "SPLIT": (2,),
+            "SHARE": (1,),
             "FIT": (1,),
         }
 
@@ -111,7 +114,7 @@ class NvDmma(KernelFamily):
             {
                 "MC": 128 // ce, "NC": 128, "WM": 64 // ce, "WN": 32, "WK": 1,
                 "KC": (32 if deep else 16) // ce, "STAGES": 3 if deep else 4, "GROUP_M": 8,
-                "PACK_A": 16384 // ce * bulk, "PACK_B": 8192 // ce * bulk, "SPLIT": 2, "FIT": 1,
+                "PACK_A": 16384 // ce * bulk, "PACK_B": 8192 // ce * bulk, "SHARE": 1, "FIT": 1,
             },
         )  # fmt: skip
 
@@ -173,13 +176,15 @@ class NvDmma(KernelFamily):
         return super().accepts(problem) and tiles < INT32_MAX // 2
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """Pack if that pays, multiply, thin edges included, and add up the parts if K is cut."""
+        """Pack if that pays, and multiply, thin edges included."""
         main = partition.without_edges(problem, config)
         fitted = partition.fitted(traits, main, config)
         cut = partition.cut(traits, main, fitted)
         steps = [self._gemm(traits, problem, main, fitted, cut)]
         if cut.pack_a or cut.pack_b:
             steps.insert(0, self._pack(main, fitted, cut))
+        if cut.workers:
+            steps.insert(0, self._clear(main, cut))
         if cut.parts > 1:
             steps.append(self._reduce(main, cut))
         steps += mirror(traits, problem)
@@ -189,7 +194,7 @@ class NvDmma(KernelFamily):
     def _pack(g: Gemm, config: Config, cut: Cut) -> Step:
         slices_a = cut.pack_a * cut.entries_a * cut.tiles_m * cut.slices
         slices_b = cut.pack_b * cut.entries_b * cut.tiles_n * cut.slices
-        args = (*gemm_args(g), "scratch", 0, cut.packed_b, slices_a)
+        args = (*gemm_args(g), "scratch", cut.packed_a, cut.packed_b, slices_a)
         spec = _pack_spec(g.precision, config, _layout(g, cut))
         return Step(spec, ((slices_a + slices_b) * PACK_ITEMS,), (PACK_ITEMS,), args)
 
@@ -199,16 +204,22 @@ class NvDmma(KernelFamily):
         spec = _gemm_spec(
             g.precision, config, _layout(g, cut),
             (g.conj_a and not cut.pack_a, g.conj_b and not cut.pack_b),
-            cut.parts > 1, thick, self._has_bulk_copies(traits),
+            cut.parts > 1, cut.workers > 0, thick, self._has_bulk_copies(traits),
         )  # fmt: skip
         args = (
-            *gemm_args(whole), "scratch" if cut.reals else "c", 0, cut.packed_b,
+            *gemm_args(whole), "scratch" if cut.reals else "c", cut.packed_a, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
-            cut.partials, cut.span, g.m, g.n,
+            cut.partials, cut.whole, cut.shared, cut.workers, cut.span, g.m, g.n,
         )  # fmt: skip
         items = self.items(config)
-        groups = (cut.tiles_m * cut.tiles_n + strips) * g.batch
+        groups = cut.whole + cut.workers + strips * g.batch
         return Step(spec, (groups * items, cut.parts), (items, 1), args)
+
+    @staticmethod
+    def _clear(g: Gemm, cut: Cut) -> Step:
+        spec = _spec("nv_dmma_clear", CLEAR_FILES, g.precision, {}, "pi")
+        args = (*gemm_args(g), "scratch", cut.workers)
+        return Step(spec, (round_up(cut.workers, PACK_ITEMS),), (PACK_ITEMS,), args)
 
     @staticmethod
     def _reduce(g: Gemm, cut: Cut) -> Step:
@@ -247,7 +258,7 @@ def _pack_spec(precision: str, config: Config, layout: Layout) -> KernelSpec:
 @lru_cache(maxsize=256)
 def _gemm_spec(
     precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], partial: bool,
-    thick: int, newest: bool,
+    shared: bool, thick: int, newest: bool,
 ) -> KernelSpec:  # fmt: skip
     is_complex = PRECISIONS[precision].is_complex
     defines = {name: value for name, value in config.params if name not in PLANNED}
@@ -256,8 +267,9 @@ def _gemm_spec(
         "CONJ_A": int(is_complex and conj[0]),
         "CONJ_B": int(is_complex and conj[1]),
         "PARTS": int(partial),
+        "SHARED": int(shared),
         "EDGE_THICK": thick,
         "MMA_ROWS": 16 if newest else 8,
         "TRY_WAIT": int(newest),
     }
-    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliii")
+    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliiiiii")

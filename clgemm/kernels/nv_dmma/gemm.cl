@@ -19,6 +19,19 @@
 //
 // Whether a copy crosses an edge is asked only where one can be: the loop exists twice.
 //
+// Macro-tiles seldom come out even with the compute units.  So of the launch's work-groups the first
+// `whole` compute a macro-tile each, and the others, the workers, share what is left (SHARED).  Its
+// slices, one macro-tile's after the other's, are cut into one piece for each worker:
+//
+//      macro-tiles    |       0       |       1       |       2       |
+//      pieces         |    0    |    1    |    2    |    3    |   4   |
+//
+// A piece consists of segments of one macro-tile each.  Whoever has a macro-tile's first slices owns
+// it: the others, for whom it is the first segment, leave their accumulators in scratch and set a
+// flag; the owner, for whom it is the last one, adds them in the order of the workers and stores the
+// sum.  Nobody waits before having set a flag, so one worker after the other gets done even if few of
+// them run at a time.  (Stream-K: Osama, Merrill, Cecka, Garland, Owens, PPoPP 2023.)
+//
 // Everything is exact fused multiply-add in double precision, in an order that depends on nothing
 // but the configuration and the sizes: results repeat bit by bit.  A complex product is four real
 // ones, as one real product of twice the rows and twice the depth.
@@ -226,14 +239,49 @@ INLINE Place place_of(uint group, uint tiles_m, uint tiles_n)
     return place;
 }
 
-// packed_a, packed_b and partials count real numbers from the start of scratch; per_a and per_b are
-// how many panels an entry of the stack has (0: all entries share them).  The second dimension of
-// the launch are the parts of K, `span` slices each.  Macro-tiles cover main_m rows and main_n
-// columns; if that is not all, work-groups beyond theirs do the strips of nv_dmma/edges.cl.
+// The same of those that do not lie above the diagonal, counted down the columns.
+INLINE Place place_below(uint group, uint tiles_m, uint tiles_n)
+{
+    uint each = 0, count = 0, column = 0;
+    for (uint j = 0; j < tiles_n; j++)
+        each += tiles_m - min(tiles_m, j * NC / MC);
+    const uint entry = group / each;
+    uint rest = group - entry * each;
+    for (; column < tiles_n; column++) {
+        count = tiles_m - min(tiles_m, column * NC / MC);
+        if (rest < count)
+            break;
+        rest -= count;
+    }
+    const Place place = {tiles_m - count + rest, column, entry};
+    return place;
+}
+
+// The first of the slices that a worker's piece has.
+INLINE int piece_start(int slices, int workers, int worker)
+{
+    return slices / workers * worker + min(worker, slices % workers);
+}
+
+// Do something with fragment f and each number e of it that this work-item keeps at `at`.
+#define EACH(action)                                                                               \
+    UNROLL for (int f = 0; f < FRAGS_A * FRAGS_B; f++) if (f % WK == warp_k)                       \
+        UNROLL for (int e = 0; e < 8; e++)                                                         \
+    {                                                                                              \
+        const int at = (f * 8 + e) * ITEMS;                                                        \
+        action;                                                                                    \
+    }
+#define ACC acc[f / FRAGS_A][f % FRAGS_A][e / 4][e % 4]
+
+// packed_a, packed_b and partials count real numbers from the start of scratch, where the flags are;
+// per_a and per_b are how many panels an entry of the stack has (0: all entries share them).
+// The second dimension of the launch are the parts of K, `span` slices each, of which
+// nv_dmma/reduce.cl makes C.  Macro-tiles cover main_m rows and main_n columns; if that is not all,
+// work-groups beyond theirs do the strips of nv_dmma/edges.cl.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
-             const int per_a, const int per_b, const long partials, const int span,
-             const int main_m, const int main_n)
+             const int per_a, const int per_b, const long partials, const int whole_tiles,
+             const int shared_tiles, const int workers, const int span, const int main_m, const int main_n)
 {
     __local double2 tiles[TILES] __attribute__((aligned(128)));
     __local ulong barriers[2 * STAGES];  // full ones, then empty ones
@@ -241,8 +289,9 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 
     const int m = main_m, n = main_n, k = g.k;
     const int tiles_m = (m + MC - 1) / MC, tiles_n = (n + NC - 1) / NC;
+    const int group = get_group_id(0), total = (k + KC - 1) / KC;
 #if EDGE_THICK
-    const int strip = (int)get_group_id(0) - tiles_m * tiles_n * (int)g.batch;
+    const int strip = group - whole_tiles - workers;
     if (strip >= 0) {
         if (get_group_id(1) == 0)  // K stays whole
             edge_strip_of(strip, g, m, n, (__local ELEM *)tiles, a, b, c, alpha, beta);
@@ -250,15 +299,36 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     }
 #endif
 
-    const Place tile = place_of(get_group_id(0), tiles_m, tiles_n);
-    const int i0 = tile.m * MC, j0 = tile.n * NC;
-    if (g.triangle && i0 + MC <= j0)
-        return;  // above the diagonal: what lies below it is mirrored
-
     const uint item = get_local_id(0);
     const int lane = item % 32;
     const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
     const int warp_k = item / 32 / (WARPS_M * WARPS_N);
+#if SHARED
+    // What is needed again after the products is computed again, from a place in local memory: the
+    // products leave no register for it.
+    const int shared = shared_tiles * total;
+    __local int next;
+    if (item == 0)
+        next = group < whole_tiles ? 0 : piece_start(shared, workers, group - whole_tiles);
+    barrier(CLK_LOCAL_MEM_FENCE);
+#define WORKER (group - whole_tiles)
+#define PIECE_END (WORKER < 0 ? total : piece_start(shared, workers, WORKER + 1))
+#define START (next % total)
+#define SLICES min(PIECE_END - next, total - START)
+    while (next < PIECE_END) {
+    const int number = WORKER < 0 ? group : whole_tiles + next / total;
+    const int start = START, slices = SLICES;
+#else
+    {
+    const int number = group, start = PARTS ? get_group_id(1) * span : 0;
+    const int slices = PARTS ? min(span, total - start) : total;
+#endif
+    const Place tile = SHARED && g.triangle ? place_below(number, tiles_m, tiles_n)
+                                            : place_of(number, tiles_m, tiles_n);
+    const int i0 = tile.m * MC, j0 = tile.n * NC;
+    if (!SHARED && g.triangle && i0 + MC <= j0)
+        return;  // above the diagonal: what lies below it is mirrored
+
     if (item == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             mbarrier_init(barriers_at + stage * 8, GATHERS * ITEMS + BULKS);
@@ -269,8 +339,6 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 #endif
     }
 
-    const int total = (k + KC - 1) / KC, start = PARTS ? get_group_id(1) * span : 0;
-    const int slices = PARTS ? min(span, total - start) : total;
     int left = min(k - start * KC, slices * KC);  // depth from the next slice on
 
     // Where this work-item's copies begin in a slice, in local memory and in the matrix.
@@ -355,21 +423,52 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
                     sums[(f * (WK - 1) * 8 + e) * (ITEMS / WK)];
 #endif
 
+#if SHARED
+    __global double *partial = (__global double *)scratch + partials + item;
+    __global uint *ready = (__global uint *)scratch;
+    if (START > 0) {
+        partial += (long)WORKER * (MC * NC * CE);
+        EACH(partial[at] = ACC)
+        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+        if (item == 0)
+            set_ready(ready + WORKER);
+    } else {
+    for (int peer = WORKER + 1, missing = total - SLICES; missing > 0; peer++) {
+        wait_ready(ready + peer);
+        __global const double *part = partial + (long)peer * (MC * NC * CE);
+        EACH(ACC += part[at])
+        missing -= piece_start(shared, workers, peer + 1) - piece_start(shared, workers, peer);
+    }
+#else
+    {
+#endif
 #if PARTS
     const long ld = m;
     const int beta_is = BETA_ZERO;
-    c = (__global ELEM *)(scratch + partials) + (get_group_id(1) * g.batch + tile.entry) * m * n;
+    __global ELEM *to = (__global ELEM *)(scratch + partials);
+    to += (get_group_id(1) * g.batch + tile.entry) * m * n;
 #else
     const long ld = g.ldc;
     const int beta_is = beta_class(beta);
-    c += g.offset_c + tile.entry * g.stride_c;
+    __global ELEM *to = c + g.offset_c + tile.entry * g.stride_c;
 #endif
-    const int wide = IS_COMPLEX || (((ulong)c | (ulong)ld * 8) & 15) == 0;
-    c += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
+    const int wide = IS_COMPLEX || (((ulong)to | (ulong)ld * 8) & 15) == 0;
+    to += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
     const int rows = m - i0 - warp_m * WM, columns = n - j0 - warp_n * WN;
     if (beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
-        STORE(plain_store(c + r + s * ld, ab, alpha, wide))
+        STORE(plain_store(to + r + s * ld, ab, alpha, wide))
     } else {
-        STORE(if (s < columns) store_two(c + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
+        STORE(if (s < columns) store_two(to + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
+    }
+    }
+#if SHARED
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item == 0) {
+        next += SLICES;
+        for (int i = 0; i < 2 * STAGES; i++)
+            mbarrier_invalidate(barriers_at + i * 8);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
     }
 }

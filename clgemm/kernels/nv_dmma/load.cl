@@ -10,7 +10,10 @@
 #define WK 1  // warps that share the depth of a slice
 #endif
 #ifndef PARTS
-#define PARTS 0  // 1: K is split; what is stored are partial products, into scratch
+#define PARTS 0  // 1: K is cut; what is stored are partial products, into scratch
+#endif
+#ifndef SHARED
+#define SHARED 0  // 1: some macro-tiles are shared between work-groups, see nv_dmma/gemm.cl
 #endif
 #ifndef MMA_ROWS
 #define MMA_ROWS 16  // 16: shapes of compute capability 9.0; 8: those of 8.0

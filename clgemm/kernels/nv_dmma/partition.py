@@ -1,15 +1,16 @@
-"""How `nv_dmma` cuts a problem: thin edges, fitting macro-tiles, packed operands, parts of K.
+"""How `nv_dmma` cuts a problem: thin edges, macro-tiles that fit or are shared, packed operands.
 
 Everything here is arithmetic on a `Gemm` and a `Config`.  Its constants were measured on an H200.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import Config, precision_of, round_up
+from clgemm.kernels.family import INT32_MAX, Config, precision_of, round_up
 
 if TYPE_CHECKING:
     from clgemm.problem import Gemm
@@ -19,10 +20,26 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
-ALONE = 2000  # clocks to begin a macro-tile, if there is no other one meanwhile, and ...
-STORED = 24  # ... bytes a clock, of a compute unit, to end it
-DEEP = 8  # least depth of a part of K: the macro-tile's area (in real numbers) over this, ...
-LEAST_DEPTH = 256  # ... and no less than this
+# Clocks of a compute unit with which products of random shapes are predicted best (least squares).
+LAUNCH = 5600  # of the launch
+ENDS = 0.52  # for each element of a macro-tile, until its first slices are there and for its store
+HIDDEN = 0.6  # of that, if another macro-tile's products run meanwhile
+SEGMENTS = 22800  # for pieces that begin and end within macro-tiles, and a launch for their flags
+JOIN = 8000  # of the launch that adds up parts of K, and ...
+JOINED = 32  # ... bytes a clock, of a compute unit, that pass through scratch
+LEAST_DEPTH = 256  # of a part of K
+PRODUCTS = 128  # a clock, if nothing kept them waiting
+SLOWER = {128 * 128: 1.16, 128 * 64: 1.3, 64 * 64: 1.44, 64 * 32: 1.7, 32 * 32: 2.5}
+"""What keeps them waiting, by the macro-tile's area: smaller ones fetch more a product, ..."""
+NARROW = {128 * 128: 1.15, 128 * 64: 1.22, 64 * 64: 1.45, 64 * 32: 2.0, 32 * 32: 2.0}
+"""... in copies of 8 bytes if neither operand can be read by pairs, ..."""
+BUSY_ITEMS = 256  # ... and with fewer work-items at a time ...
+IDLE = 1.4  # ... it takes so much longer
+APART, FAR_APART = 1.1, 1.2
+"""Time of slices that neighbours do not fetch at the same time, from the cache and from memory."""
+CACHE = 40e6  # bytes of operands that stay in the cache
+EXCHANGED = 9  # elements a clock, of what another work-group computed of a macro-tile
+MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
 
 
 class Tile(NamedTuple):
@@ -36,17 +53,22 @@ class Tile(NamedTuple):
     stages: int
     area: int
     items: int
-    ends: float
-    """Clocks to begin and to end it; 0 if another one's products hide that."""
+    resident: int
+    """Work-groups that run on a compute unit at a time."""
 
 
 def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int) -> Tile:
     """Work out what follows from a macro-tile's sizes."""
-    area = mc * nc
-    is_alone = 2 * stages * (mc + nc) * kc * 8 > LOCAL_BYTES[9, 0]
-    return Tile(
-        mc, nc, wm, wn, kc, stages, area, 32 * (mc // wm) * (nc // wn),
-        ALONE + area * 8 / STORED if is_alone else 0,
+    items = 32 * (mc // wm) * (nc // wn)
+    resident = min(LOCAL_BYTES[9, 0] // (stages * (mc + nc) * kc * 8), MOST_ITEMS // items)
+    return Tile(mc, nc, wm, wn, kc, stages, mc * nc, items, max(1, resident))
+
+
+def _tile(config: Config, ce: int) -> Tile:
+    """Give a configuration's macro-tile; an element has `ce` real numbers."""
+    return tile_of(
+        config["MC"] * ce, config["NC"], config["WM"] * ce, config["WN"],
+        config["KC"] * ce, config["STAGES"],
     )  # fmt: skip
 
 
@@ -55,15 +77,8 @@ TILES = (
     tile_of(128, 64, 32, 32, 32, 3), tile_of(64, 128, 32, 32, 32, 3),
     tile_of(64, 64, 32, 16, 32, 3), tile_of(64, 32, 32, 16, 32, 3), tile_of(32, 32, 16, 16, 32, 3),
 )  # fmt: skip
-"""What replaces a macro-tile that is too large: those with few work-items share a compute unit."""
-ITEMS_OF_UNIT = 256  # work-items that keep a compute unit's tensor cores busy
-IDLE = 1.15  # time of the products where there are fewer
-LOYAL = 1.05  # a configuration's own macro-tile stays unless another one saves more than this
-PRODUCTS = 128  # a clock, of a compute unit
-FETCHED = 27  # bytes a clock, of a compute unit when all of them fetch
-JOIN = 8000  # clocks of the launch that adds up parts of K, and ...
-JOINED = 32  # ... bytes a clock, of a compute unit, that pass through scratch
-FULL = 0.9  # of the compute units with a macro-tile each: a device that is busy enough
+"""What replaces a macro-tile that is too large."""
+LOYAL = 1.03  # a configuration's own macro-tile stays unless another one saves more than this
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles
 EDGE_WIDTH = 32  # of nv_dmma/edges.cl
@@ -76,8 +91,21 @@ UNALIGNED = 2  # copies of 8 bytes are slower: packed from one half of the size 
 TURNED = 2  # so is a real A that is turned as it is copied
 
 
+class Way(NamedTuple):
+    """Which work-groups compute macro-tiles."""
+
+    whole: int
+    """Macro-tiles that have a work-group each."""
+    shared: int
+    workers: int
+    """Work-groups that share the others."""
+    parts: int
+    """Into which K is cut, of each macro-tile."""
+    clocks: float
+
+
 class Cut(NamedTuple):
-    """How a problem is cut: macro-tiles, panels, parts of K.  Places in scratch count reals."""
+    """How a problem is cut: macro-tiles, panels, work-groups.  Places in scratch count reals."""
 
     tiles_m: int
     tiles_n: int
@@ -87,9 +115,14 @@ class Cut(NamedTuple):
     entries_a: int
     """Entries of the stack that A has panels for: one if all share it."""
     entries_b: int
+    packed_a: int
+    """Where A's panels start, behind the flags of shared macro-tiles."""
     packed_b: int
-    """Where B's panels start; A's start at 0."""
     partials: int
+    whole: int
+    shared: int
+    """Macro-tiles that `workers` share."""
+    workers: int
     parts: int
     """Parts of K; 1: K is whole."""
     span: int
@@ -135,8 +168,9 @@ def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> Config:
     """Give the configuration with the macro-tile that takes the least time for this problem."""
     if not config["FIT"]:
         return config
-    choices, split = _choices(config, real_parts(g)), config["SPLIT"]
-    times = [clocks(traits.compute_units, g, choice.tile, split) for choice in choices]
+    choices, shares = _choices(config, real_parts(g)), bool(config["SHARE"])
+    units = traits.compute_units
+    times = [best_way(units, g, choice.tile, shares=shares).clocks for choice in choices]
     least = min(times)
     best = choices[0 if times[0] <= LOYAL * least else times.index(least)]
     return best.shallow if g.k * real_parts(g) < SHALLOW else best.config
@@ -152,10 +186,7 @@ class _Choice(NamedTuple):
 @lru_cache(maxsize=256)
 def _choices(config: Config, ce: int) -> tuple[_Choice, ...]:
     """Give the tile of a configuration, then those of `TILES` that are no larger."""
-    own = tile_of(
-        config["MC"] * ce, config["NC"], config["WM"] * ce, config["WN"],
-        config["KC"] * ce, config["STAGES"],
-    )  # fmt: skip
+    own = _tile(config, ce)
     found = []
     for t in (own, *(t for t in TILES if t.area <= own.area)):
         sizes = {"MC": t.mc // ce, "NC": t.nc, "WM": t.wm // ce, "WN": t.wn, "KC": t.kc // ce}
@@ -165,36 +196,41 @@ def _choices(config: Config, ce: int) -> tuple[_Choice, ...]:
     return tuple(found)
 
 
-def clocks(units: int, g: Gemm, tile: Tile, split: int) -> float:
-    """Estimate the time of a problem with a macro-tile: products or fetches, ends, and adding up.
+def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool) -> Way:
+    """Decide whether macro-tiles are shared, and estimate the clocks that a problem takes.
 
-    A unit's macro-tiles share its tensor cores, so what counts is how many macro-tiles the busiest
-    one has.  Each macro-tile fetches its own rows and columns.
+    A unit's work-groups share its tensor cores, so what counts without sharing is how many
+    macro-tiles the busiest unit has.
     """
     ce = real_parts(g)
-    tiles, depth = count_macro_tiles(g, tile.mc // ce, tile.nc), g.k * ce
-    parts = most_parts(units, tiles, tile.area, depth, split)
-    rounds = -(-tiles * parts // units)
-    products = rounds * tile.area / PRODUCTS
-    if (rounds == 1 and tile.items < ITEMS_OF_UNIT) or 2 * tile.items < ITEMS_OF_UNIT:
-        products *= IDLE
-    fetches = tiles * parts * (tile.mc + tile.nc) * 8 / (units * FETCHED)
-    time = max(products, fetches) * depth / parts + rounds * tile.ends
-    if parts > 1:
-        time += JOIN + 16 * parts * g.m * ce * g.n * g.batch / (units * JOINED)
-    return time
+    tiles, slices = count_macro_tiles(g, tile.mc // ce, tile.nc), -(-g.k * ce // tile.kc)
+    end, narrow = ENDS * tile.area, NARROW.get(tile.area, 1.0) ** (wide(g).count(False) / 2)
 
+    each = tile.kc * tile.area / PRODUCTS * SLOWER.get(tile.area, 1.0) * float(narrow)
 
-def most_parts(units: int, tiles: int, area: int, depth: int, split: int) -> int:
-    """Count the parts of K that fill the device, if K is deep enough; depth in real numbers."""
-    if not split or tiles >= FULL * units:
-        return 1
-    # The largest macro-tile's accumulators fill the registers of a compute unit; small ones share.
-    if area >= 128 * 128:
-        split = max(1, split // 2)
-    elif area <= 64 * 32:
-        split *= 2
-    return max(1, min(units * split // tiles, depth // max(LEAST_DEPTH, area // DEEP)))
+    def computed(turns: int, count: int) -> float:
+        """Return the clocks in which each of a unit's work-groups computes so many slices."""
+        return turns * count * each * (IDLE if turns * tile.items < BUSY_ITEMS else 1)
+
+    rounds = -(-tiles // units)
+    hidden = HIDDEN if rounds > 1 and tile.resident > 1 else 1.0
+    ways = [Way(tiles, 0, 0, 1, LAUNCH + computed(rounds, slices) + rounds * end * hidden)]
+    most = units * tile.resident
+    if shares and tiles % most and (tiles + most) * slices <= INT32_MAX:
+        whole = max(0, tiles // most - 1) * most
+        left = tiles - whole
+        turns, share = tile.resident, left / most
+        clocks = LAUNCH + computed(whole // units, slices) + whole // units * end + SEGMENTS
+        apart = APART if (g.m + g.n) * g.k * ce * 8 * g.batch < CACHE else FAR_APART
+        clocks += computed(turns, math.ceil(share * slices)) * apart
+        clocks += turns * max(1.0, share) * end / 2 + turns * tile.area / EXCHANGED / share
+        ways.append(Way(whole, left, most, 1, clocks))
+    for parts in range(2, min(most // tiles, slices * tile.kc // LEAST_DEPTH) + 1 if shares else 0):
+        turns = -(-tiles * parts // units)
+        clocks = LAUNCH + computed(turns, -(-slices // parts)) + turns * end
+        clocks += JOIN + 16 * parts * g.m * ce * g.n * g.batch / (units * JOINED)
+        ways.append(Way(tiles, 0, 0, parts, clocks))
+    return min(ways, key=lambda way: way.clocks)
 
 
 def wide(g: Gemm) -> tuple[bool, bool]:
@@ -231,14 +267,18 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config) -> Cut:
     pack_a, pack_b = packed(g, config)
     if (reals_a * pack_a + reals_b * pack_b) * 8 > traits.max_allocation:
         pack_a = pack_b = False
-    packed_b = reals_a * pack_a
+    shares = config["SHARE"] and traits.compute_units * mc * ce * nc * 8 <= traits.max_allocation
+    way = best_way(traits.compute_units, g, _tile(config, ce), shares=bool(shares))
+    span = -(-slices // way.parts)
+    parts = -(-slices // max(1, span))
+    packed_a = round_up(way.workers, 32)
+    packed_b = packed_a + reals_a * pack_a
     partials = packed_b + reals_b * pack_b
-    tiles, depth = count_macro_tiles(g, mc, nc), slices * kc * ce
-    most = most_parts(traits.compute_units, tiles, mc * ce * nc, depth, config["SPLIT"])
-    span = -(-slices // most)
-    parts = max(1, -(-slices // max(1, span)))
-    reals = partials + (round_up(parts * g.batch * g.m * g.n * ce, 2) if parts > 1 else 0)
+    reals = partials + way.workers * mc * ce * nc
+    if parts > 1:
+        reals += round_up(parts * g.batch * g.m * g.n * ce, 2)
+    whole = way.whole if way.workers else tiles_m * tiles_n * g.batch
     return Cut(
         tiles_m, tiles_n, slices, pack_a, pack_b, entries_a, entries_b,
-        packed_b, partials, parts, span, reals,
+        packed_a, packed_b, partials, whole, way.shared, way.workers, parts, span, reals,
     )  # fmt: skip

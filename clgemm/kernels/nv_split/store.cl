@@ -1,24 +1,6 @@
 // nv_split: what becomes of a computed tile.  Partial tiles wait in the scratch memory for the worker
 // that owns the tile; complete ones are unscaled and meet C.
 
-// Publish what this work-group wrote to global memory before its last multipliers_sync().
-INLINE void set_ready(__global uint *flag)
-{
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"((ulong)flag), "r"(1) : "memory");
-}
-
-INLINE void wait_ready(__global const uint *flag)
-{
-    uint set;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
-                     : "=r"(set)
-                     : "l"((ulong)flag)
-                     : "memory");
-    } while (!set);
-}
-
 // x * 2^e in two factors, each a normal float; below 2^-252 nothing of x is left.  The first product
 // is exact for all x that the sum of a tile can be, so this rounds once.
 INLINE float unscaled(float x, int e)
