@@ -96,10 +96,11 @@ class DeviceMemory:
             self._wait_for(lease, total, limit)
             with self._lock:
                 found = [self._find(size) for size in wanted]
-                self._evict(limit - self.used)
+                used = self.used
+                self._evict(limit - used)
                 for size, buffer in zip(wanted, found, strict=True):
                     taken.append((buffer or self._allocate(size), size))
-                self.peak = max(self.peak, self.used + self.idle)
+                self.peak = max(self.peak, used + self.idle)
             yield [buffer for buffer, _ in taken]
         finally:
             self._end(lease, taken, limit, is_idle)
