@@ -60,20 +60,19 @@ class CopyThreads:
         """True wakes a thread, False ends it."""
         self._calls: set[object] = set()
         self._timer = IdleTimer(IDLE_SECONDS, self.trim)
-        self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
+        self._queues: list[cl.CommandQueue] = []
         self.staging = Staging(device.context, BUFFERS * self._most)
 
     @contextmanager
-    def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
-        """Keep threads and staging while a call copies; give the queue there and the one back."""
+    def in_use(self, count: int = 2) -> Iterator[list[cl.CommandQueue]]:
+        """Keep threads and staging while a call copies; give it queues to do so."""
         call = object()
         try:
             with self._lock:
                 self._calls.add(call)
-                if self._queues is None:
-                    context = self._device.context
-                    self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
-            yield self._queues
+                while len(self._queues) < count:
+                    self._queues.append(cl.CommandQueue(self._device.context))
+            yield self._queues[:count]
         finally:
             self._calls.discard(call)
             self.touch()

@@ -165,12 +165,14 @@ class StreamingRunner:
 
         try:
             with device.memory.lease(plan.sizes, room, is_idle) as buffers:
-                if plan.whole_bytes <= direct.MOST:
-                    begun = DirectCall(device, schedule, runners, call, buffers, stop)
+                if plan.whole_bytes <= direct.ALONE:
+                    begun = DirectCall(device, threads, (), schedule, runners, call, buffers, stop)
                     begun.run()
                 else:
-                    with threads.in_use() as queues:
-                        begun = StreamedCall(
+                    is_whole = plan.whole_bytes <= direct.MOST
+                    kind = DirectCall if is_whole else StreamedCall
+                    with threads.in_use(direct.HELPERS if is_whole else 2) as queues:
+                        begun = kind(
                             device, threads, queues, schedule, runners, call, buffers, stop
                         )
                         begun.run()
