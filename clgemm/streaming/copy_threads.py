@@ -75,11 +75,7 @@ class CopyThreads:
             yield self._queues[:count]
         finally:
             self._calls.discard(call)
-            self.touch()
-
-    def touch(self) -> None:
-        """Keep what is idle for some seconds more."""
-        self._timer.touch()
+            self._timer.touch()
 
     def submit(self, job: Callable[[], object], *, first: bool = False) -> None:
         """Have a thread do a job that raises nothing, before all others if it comes first.

@@ -112,7 +112,10 @@ class StreamingRunner:
         key = problem, room
         if key not in self._schedules:
             largest = min(room, self._device.traits.max_allocation)
-            schedule = plan(problem, room, largest, lambda g: self._runner(g).scratch_bytes)
+            schedule = plan(
+                problem, room, largest, lambda g: self._runner(g).scratch_bytes,
+                whole=problem.operand_bytes <= direct.MOST,
+            )  # fmt: skip
             self._schedules[key] = schedule
             log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.blocking)
         return self._schedules[key]
@@ -163,26 +166,21 @@ class StreamingRunner:
         def is_idle() -> bool:
             return begun is None or begun.is_idle
 
+        is_whole = plan.whole_bytes <= direct.MOST
+        helpers = direct.HELPERS if plan.whole_bytes > direct.ALONE else 0
+        kind, queues = (DirectCall, helpers) if is_whole else (StreamedCall, 2)
         try:
-            with device.memory.lease(plan.sizes, room, is_idle) as buffers:
-                if plan.whole_bytes <= direct.ALONE:
-                    begun = DirectCall(device, threads, (), schedule, runners, call, buffers, stop)
-                    begun.run()
-                else:
-                    is_whole = plan.whole_bytes <= direct.MOST
-                    kind = DirectCall if is_whole else StreamedCall
-                    with threads.in_use(direct.HELPERS if is_whole else 2) as queues:
-                        begun = kind(
-                            device, threads, queues, schedule, runners, call, buffers, stop
-                        )
-                        begun.run()
+            with (
+                device.memory.lease(plan.sizes, room, is_idle) as buffers,
+                threads.in_use(queues) as used,
+            ):
+                begun = kind(device, threads, used, schedule, runners, call, buffers, stop)
+                begun.run()
         except device.cl.Error as error:
             if not is_short_of_memory(error) or (begun and begun.is_torn()):
                 raise
             device.memory.trim()
             return begun.missing() if begun else schedule.results
-        finally:
-            threads.touch()
         return []
 
 

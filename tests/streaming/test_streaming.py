@@ -36,7 +36,7 @@ KB = 1 << 10
 
 @pytest.fixture
 def apart(device, monkeypatch):
-    """Give a device on the device that is told it has a memory of its own; threads copy all."""
+    """Give a device on the device that is told it has a memory of its own; all goes in blocks."""
     monkeypatch.setattr(direct, "MOST", 0)
     monkeypatch.setattr(stream, "SMALL_CHUNK", 1000)
     yield separate(device)
