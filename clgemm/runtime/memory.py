@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,14 @@ def rounded(size: int) -> int:
     """Round a buffer's size up by at most an eighth: calls of near sizes share buffers."""
     grain = 1 << max(size.bit_length() - 4, 0)
     return max(SMALLEST, -(-size // grain) * grain)
+
+
+@lru_cache(maxsize=1024)
+def _rounded_within(sizes: tuple[int, ...], limit: int, largest: int) -> tuple[int, ...]:
+    """Round sizes up if they keep to what is allowed together and each."""
+    wanted = tuple(rounded(size) for size in sizes)
+    fits = sum(wanted) <= limit and max(wanted, default=0) <= largest
+    return wanted if fits else sizes
 
 
 class _Lease:
@@ -87,9 +96,7 @@ class DeviceMemory:
         cl.Error
             If the device has no memory for them.
         """
-        wanted = [rounded(size) for size in sizes]
-        if sum(wanted) > limit or max(wanted, default=0) > self._largest:
-            wanted = list(sizes)
+        wanted = _rounded_within(tuple(sizes), limit, self._largest)
         total, lease = sum(wanted), _Lease()
         taken: list[tuple[cl.Buffer, int]] = []
         try:
@@ -115,10 +122,11 @@ class DeviceMemory:
 
     def _find(self, size: int) -> cl.Buffer | None:
         """Take a buffer of exactly this size out of the idle ones."""
-        buffer = next((x for x, nbytes in self._idle.items() if nbytes == size), None)
-        if buffer is not None:
-            del self._idle[buffer]
-        return buffer
+        for buffer, nbytes in self._idle.items():
+            if nbytes == size:
+                del self._idle[buffer]
+                return buffer
+        return None
 
     def _allocate(self, size: int) -> cl.Buffer:
         try:

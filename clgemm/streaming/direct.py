@@ -22,7 +22,7 @@ from clgemm.runtime.queues import LaunchState, finish
 from clgemm.streaming.copies import chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -105,35 +105,33 @@ class DirectCall:
         values = call.alpha, call.beta, a, b, c, NO_OFFSETS
         self.is_idle = False
         try:
-            parts = deque(self._parts_of(a, call.a, trans=problem.trans_a))
-            parts.extend(self._parts_of(b, call.b, trans=problem.trans_b))
+            parts = self._parts_of(a, call.a, trans=problem.trans_a)
+            parts += self._parts_of(b, call.b, trans=problem.trans_b)
             if problem.reads_c:
-                parts.extend(self._parts_of(c, call.c))
+                parts += self._parts_of(c, call.c)
             self._share(parts, self._send)
             state = LaunchState(device.context, device.queue, *scratch)
             self._launched = self._runner.enqueue(values, state, [])
-            self._share(deque(self._parts_of(c, call.c)), self._fetch)
+            self._share(self._parts_of(c, call.c), self._fetch)
             self._is_done = self.is_idle = True
         except BaseException:
             self.is_idle = self._abandon()  # not if Ctrl-C comes a second time
             raise
 
-    def _parts_of(
-        self, buffer: cl.Buffer, x: NDArray[Any], *, trans: bool = False
-    ) -> Iterator[_Part]:
+    def _parts_of(self, buffer: cl.Buffer, x: NDArray[Any], *, trans: bool = False) -> list[_Part]:
         """Cut an operand into parts that follow each other in device memory."""
         x = x if trans else x.swapaxes(-1, -2)
         if x.ndim > 2 and x.strides[0] == 0:  # one matrix, repeated
             x = x[:1]
-        count = min(1 + len(self._queues), x.nbytes // LEAST_PART)
+        count = min(1 + len(self._queues), x.nbytes // LEAST_PART) if self._queues else 1
         if count <= 1:
-            yield _Part(buffer, 0, x)
-            return
-        for offset, part in chunks(x if x.ndim > 2 else x[None], -(-x.nbytes // count)):
-            yield _Part(buffer, offset, part)
+            return [_Part(buffer, 0, x)]
+        found = chunks(x if x.ndim > 2 else x[None], -(-x.nbytes // count))
+        return [_Part(buffer, offset, part) for offset, part in found]
 
-    def _share(self, parts: deque[_Part], copy: Callable[[cl.CommandQueue, _Part], object]) -> None:
+    def _share(self, found: list[_Part], copy: Callable[[cl.CommandQueue, _Part], object]) -> None:
         """Copy parts, with other threads as far as they wake in time."""
+        parts = deque(found)
 
         def work(queue: cl.CommandQueue) -> None:
             while parts:
