@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -13,7 +12,7 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
@@ -44,7 +43,25 @@ def _rounded_within(sizes: tuple[int, ...], limit: int, largest: int) -> tuple[i
 
 
 class _Lease:
-    """Stands for what one call uses, as long as that call is there."""
+    """What one call uses, in a with block: as long as this object is there."""
+
+    def __init__(
+        self, memory: DeviceMemory, wanted: tuple[int, ...], limit: int, is_idle: Callable[[], bool]
+    ) -> None:
+        self.wanted, self.limit, self.is_idle = wanted, limit, is_idle
+        self.taken: list[tuple[cl.Buffer, int]] = []
+        self._memory = memory
+
+    def __enter__(self) -> list[cl.Buffer]:
+        try:
+            self._memory.begin(self)
+        except BaseException:
+            self._memory.end(self)
+            raise
+        return [buffer for buffer, _ in self.taken]
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.end(self)
 
 
 class DeviceMemory:
@@ -72,10 +89,7 @@ class DeviceMemory:
         """Bytes of buffers that wait for their next use."""
         return sum(self._idle.values())
 
-    @contextmanager
-    def lease(
-        self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]
-    ) -> Iterator[list[cl.Buffer]]:
+    def lease(self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]) -> _Lease:
         """Give buffers of at least these sizes, and take them back.
 
         Waits while other calls use so much that the limit would be passed.  A call gets all of its
@@ -96,28 +110,27 @@ class DeviceMemory:
         cl.Error
             If the device has no memory for them.
         """
-        wanted = _rounded_within(tuple(sizes), limit, self._largest)
-        total, lease = sum(wanted), _Lease()
-        taken: list[tuple[cl.Buffer, int]] = []
-        try:
-            self._wait_for(lease, total, limit)
-            with self._lock:
-                found = [self._find(size) for size in wanted]
-                used = self.used
-                self._evict(limit - used)
-                for size, buffer in zip(wanted, found, strict=True):
-                    taken.append((buffer or self._allocate(size), size))
-                self.peak = max(self.peak, used + self.idle)
-            yield [buffer for buffer, _ in taken]
-        finally:
-            self._end(lease, taken, limit, is_idle)
+        return _Lease(self, _rounded_within(tuple(sizes), limit, self._largest), limit, is_idle)
 
-    def _wait_for(self, lease: _Lease, total: int, limit: int) -> None:
+    def begin(self, lease: _Lease) -> None:
+        """Find or make the buffers of a lease, when there is room for them."""
+        used = self._wait_for(lease)
+        with self._lock:
+            found = [self._find(size) for size in lease.wanted]
+            self._evict(lease.limit - used)
+            for size, buffer in zip(lease.wanted, found, strict=True):
+                lease.taken.append((buffer or self._allocate(size), size))
+            self.peak = max(self.peak, used + self.idle)
+
+    def _wait_for(self, lease: _Lease) -> int:
+        """Wait until a lease fits beside the others; return the bytes of all."""
+        total = sum(lease.wanted)
         while True:
             with self._lock:
-                if not self._leases or self.used + total <= limit:
+                used = self.used if self._leases else 0
+                if not used or used + total <= lease.limit:
                     self._leases[lease] = total
-                    return
+                    return used + total
             time.sleep(LOOK_SECONDS)
 
     def _find(self, size: int) -> cl.Buffer | None:
@@ -137,17 +150,15 @@ class DeviceMemory:
         self._evict(0)
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
-    def _end(
-        self, lease: _Lease, taken: list[tuple[cl.Buffer, int]], limit: int,
-        is_idle: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    def end(self, lease: _Lease) -> None:
         """End a lease; buffers that Ctrl-C keeps from being put back are dropped."""
+        taken = lease.taken
         with self._lock:
-            while taken and is_idle():
+            while taken and lease.is_idle():
                 buffer, size = taken.pop()
                 self._idle[buffer] = size
             self._leases.pop(lease, None)
-            self._evict(limit // IDLE_SHARE)
+            self._evict(lease.limit // IDLE_SHARE)
 
     def _evict(self, allowed: int) -> None:
         """Release idle buffers, the longest idle first, until at most so many bytes are idle."""

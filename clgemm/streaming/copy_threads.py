@@ -60,22 +60,27 @@ class CopyThreads:
         """True wakes a thread, False ends it."""
         self._calls: set[object] = set()
         self._timer = IdleTimer(IDLE_SECONDS, self.trim)
-        self._queues: list[cl.CommandQueue] = []
+        self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
         self.staging = Staging(device.context, BUFFERS * self._most)
 
     @contextmanager
-    def in_use(self, count: int = 2) -> Iterator[list[cl.CommandQueue]]:
-        """Keep threads and staging while a call copies; give it queues to do so."""
+    def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
+        """Keep threads and staging while a call copies; give the queue there and the one back."""
         call = object()
         try:
             with self._lock:
                 self._calls.add(call)
-                while len(self._queues) < count:
-                    self._queues.append(cl.CommandQueue(self._device.context))
-            yield self._queues[:count]
+                if self._queues is None:
+                    context = self._device.context
+                    self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
+            yield self._queues
         finally:
             self._calls.discard(call)
-            self._timer.touch()
+            self.touch()
+
+    def touch(self) -> None:
+        """Keep what is idle for some seconds more."""
+        self._timer.touch()
 
     def submit(self, job: Callable[[], object], *, first: bool = False) -> None:
         """Have a thread do a job that raises nothing, before all others if it comes first.

@@ -166,21 +166,24 @@ class StreamingRunner:
         def is_idle() -> bool:
             return begun is None or begun.is_idle
 
-        is_whole = plan.whole_bytes <= direct.MOST
-        helpers = direct.HELPERS if plan.whole_bytes > direct.ALONE else 0
-        kind, queues = (DirectCall, helpers) if is_whole else (StreamedCall, 2)
         try:
-            with (
-                device.memory.lease(plan.sizes, room, is_idle) as buffers,
-                threads.in_use(queues) as used,
-            ):
-                begun = kind(device, threads, used, schedule, runners, call, buffers, stop)
-                begun.run()
+            with device.memory.lease(plan.sizes, room, is_idle) as buffers:
+                if plan.whole_bytes <= direct.MOST:
+                    begun = DirectCall(device, schedule, runners, call, buffers, stop)
+                    begun.run()
+                else:
+                    with threads.in_use() as queues:
+                        begun = StreamedCall(
+                            device, threads, queues, schedule, runners, call, buffers, stop
+                        )
+                        begun.run()
         except device.cl.Error as error:
             if not is_short_of_memory(error) or (begun and begun.is_torn()):
                 raise
             device.memory.trim()
             return begun.missing() if begun else schedule.results
+        finally:
+            threads.touch()
         return []
 
 

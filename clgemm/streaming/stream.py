@@ -20,8 +20,6 @@ from clgemm.streaming.copies import BlockCopy, Copies, chunks, has_ended
 from clgemm.streaming.schedule import OPERANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from clgemm.problem import Call, Gemm
     from clgemm.runtime.device import Device
     from clgemm.runtime.interrupt import Stop
@@ -36,12 +34,11 @@ SMALL_CHUNK = 1 << 19  # bytes; copying less takes no longer than handing it ove
 class StreamedCall:
     """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
 
-    Runners compute each product in the schedule; blocks are copied there in the first of the queues
-    and back in the second; `stop` is set when nobody wants the result.
+    Runners compute each product in the schedule; `stop` is set when nobody wants the result.
     """
 
     def __init__(
-        self, device: Device, threads: CopyThreads, queues: Sequence[cl.CommandQueue],
+        self, device: Device, threads: CopyThreads, queues: tuple[cl.CommandQueue, cl.CommandQueue],
         schedule: Schedule, runners: dict[Gemm, KernelRunner], call: Call,
         buffers: list[cl.Buffer], stop: Stop | None = None,
     ) -> None:  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import threading
 import time
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
@@ -28,13 +27,9 @@ from clgemm.tuning.measure.verify import random_matrix
 KB = 1 << 10
 
 
-@pytest.fixture(params=[0, 2])
-def apart(request, device, monkeypatch):
-    """Give a device on the device that is told it has a memory of its own, and helpers or none."""
-    if request.param:
-        monkeypatch.setattr(direct, "ALONE", 0)
-        monkeypatch.setattr(direct, "HELPERS", request.param)
-        monkeypatch.setattr(direct, "LEAST_PART", 5000)
+@pytest.fixture
+def apart(device):
+    """Give a device on the device that is told it has a memory of its own."""
     yield separate(device)
     memory = separate(device).memory
     assert memory.used == 0
@@ -105,60 +100,8 @@ def test_operands_are_copied_from_where_they_lie(whole, code, beta, rng, monkeyp
     assert all(any(np.shares_memory(x, y) for y in (a, b, c)) for x in ups)
     assert all(np.shares_memory(x, c) for x in downs)
     assert all(named["is_blocking"] for *_, named in met)
-    if not direct.ALONE:
-        assert len(downs) > 1
-    else:
-        assert (len(ups), len(downs)) == (2 + (beta != 0), 1)
+    assert (len(ups), len(downs)) == (2 + (beta != 0), 1)
     assert engine.of(whole).threads.staging.count == 0
-
-
-@pytest.mark.parametrize("who", ["another thread", "this one"])
-def test_an_error_in_any_thread_is_raised_when_all_have_ended(apart, who, rng, monkeypatch):
-    monkeypatch.setattr(direct, "ALONE", 0)
-    monkeypatch.setattr(direct, "HELPERS", 1)
-    monkeypatch.setattr(direct, "LEAST_PART", 5000)
-    main, began, copying = threading.current_thread(), threading.Event(), []
-
-    def fail(copy, *_):
-        is_other = threading.current_thread() is not main
-        copying.append(None)
-        try:
-            if is_other == (who == "another thread"):
-                began.set()
-                module = load()
-                raise module.RuntimeError(module._cl._ErrorRecord("clEnqueueWriteBuffer", -2, ""))
-            assert began.wait(20)
-            time.sleep(0.05)
-            return copy()
-        finally:
-            copying.pop()
-
-    with monkeypatch.context() as patch:
-        on_copies(patch, fail)
-        a, b, c = operands(rng)
-        with registry.using(apart), pytest.raises(DeviceError, match="DEVICE_NOT_AVAILABLE"):
-            gemm(1.0, a, b, 0.0, c)
-        assert not copying
-    check(apart, a, b, c)
-
-
-def test_a_thread_that_wakes_late_copies_nothing(apart, rng, monkeypatch):
-    """Nor what comes after: a result is not sent, nor an operand fetched."""
-    monkeypatch.setattr(direct, "ALONE", 0)
-    monkeypatch.setattr(direct, "HELPERS", 2)
-    monkeypatch.setattr(direct, "LEAST_PART", 5000)
-    late, threads = [], engine.of(apart).threads
-
-    def submit(helper, *, first):
-        assert first
-        for other in late:
-            other()
-        late.append(helper)
-
-    monkeypatch.setattr(threads, "submit", submit)
-    check(apart, *operands(rng), 0.5)
-    assert len(late) == 4
-    assert not [x.error for x in late if x.error]
 
 
 def test_what_has_gaps_is_packed_and_what_lies_between_is_left(whole, rng):
@@ -178,21 +121,20 @@ def test_ctrl_c_after_any_copy_leaves_everything_usable(whole, turn, gaps, beta,
     a, b, c = operands(rng)
     c = np.zeros((100, 100), np.float32)[:90, 5:85] if gaps else c
     check(whole, a, b, c, beta)
-    turns, main = [], threading.current_thread()
+    turns = []
 
     def interrupted(copy, *_):
         event = copy()
-        if threading.current_thread() is main:  # as Python has it
-            turns.append(None)
-            if len(turns) == turn:
-                raise KeyboardInterrupt
+        turns.append(None)
+        if len(turns) == turn:
+            raise KeyboardInterrupt
         return event
 
     with monkeypatch.context() as patch:
         on_copies(patch, interrupted)
         with registry.using(whole), suppress(KeyboardInterrupt):
             gemm(1.0, a, b, beta, c)
-    assert len(turns) >= min(turn, 2), "one to the device, one from there"
+    assert len(turns) == min(turn, 3 + (beta != 0))
     assert whole.memory.used == 0
     assert whole.memory.idle, "all was proved to be free"
     check(whole, a, b, c, beta)
@@ -252,10 +194,9 @@ def test_a_result_that_may_be_torn_is_not_read_again(apart, rng, monkeypatch):
     on_copies(monkeypatch, refused)
     with registry.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
         gemm(1.0, a, b, 0.5, c)
-    if direct.ALONE:  # else some parts have come before
-        refusals.clear()
-        check(apart, a, b, np.ones((100, 100), np.float32)[:90, 5:85], 0.5)
-        assert refusals
+    refusals.clear()
+    check(apart, a, b, np.ones((100, 100), np.float32)[:90, 5:85], 0.5)
+    assert refusals
 
 
 def test_a_failure_that_is_no_shortage_is_explained(whole, rng, monkeypatch):
