@@ -113,25 +113,24 @@ class DeviceMemory:
         return _Lease(self, _rounded_within(tuple(sizes), limit, self._largest), limit, is_idle)
 
     def begin(self, lease: _Lease) -> None:
-        """Find or make the buffers of a lease, when there is room for them."""
-        used = self._wait_for(lease)
-        with self._lock:
-            found = [self._find(size) for size in lease.wanted]
-            self._evict(lease.limit - used)
-            for size, buffer in zip(lease.wanted, found, strict=True):
-                lease.taken.append((buffer or self._allocate(size), size))
-            self.peak = max(self.peak, used + self.idle)
-
-    def _wait_for(self, lease: _Lease) -> int:
-        """Wait until a lease fits beside the others; return the bytes of all."""
+        """Find or make the buffers of a lease, when it fits beside the others."""
         total = sum(lease.wanted)
         while True:
             with self._lock:
                 used = self.used if self._leases else 0
                 if not used or used + total <= lease.limit:
                     self._leases[lease] = total
-                    return used + total
+                    self._take(lease, used + total)
+                    return
             time.sleep(LOOK_SECONDS)
+
+    def _take(self, lease: _Lease, used: int) -> None:
+        """Give a lease its buffers; hold the lock since `used` bytes were counted."""
+        found = [self._find(size) for size in lease.wanted]
+        self._evict(lease.limit - used)
+        for size, buffer in zip(lease.wanted, found, strict=True):
+            lease.taken.append((buffer or self._allocate(size), size))
+        self.peak = max(self.peak, used + self.idle)
 
     def _find(self, size: int) -> cl.Buffer | None:
         """Take a buffer of exactly this size out of the idle ones."""
