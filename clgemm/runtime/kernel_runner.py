@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.device import Device
     from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.opencl import cl
-    from clgemm.runtime.queues import QueueState
+    from clgemm.runtime.queues import LaunchState
 
 INT = struct.Struct("i")
 INTEGERS = {"i": INT, "l": struct.Struct("q")}
@@ -166,14 +166,14 @@ class KernelRunner:
         self._packed = alpha, beta, packed
         return packed
 
-    def enqueue(self, values: Values, state: QueueState, wait_for: list[cl.Event]) -> cl.Event:
+    def enqueue(self, values: Values, state: LaunchState, wait_for: list[cl.Event]) -> cl.Event:
         """Launch every step on a queue, and wait for none.
 
         Parameters
         ----------
         values : Values
             Of Buffers.
-        state : QueueState
+        state : LaunchState
             The queue, in the device's context, and what calls on it share.
         wait_for : list of cl.Event
             What must have ended before the first step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -12,7 +12,7 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
@@ -34,8 +34,34 @@ def rounded(size: int) -> int:
     return max(SMALLEST, -(-size // grain) * grain)
 
 
+@lru_cache(maxsize=1024)
+def _rounded_within(sizes: tuple[int, ...], limit: int, largest: int) -> tuple[int, ...]:
+    """Round sizes up if they keep to what is allowed together and each."""
+    wanted = tuple(rounded(size) for size in sizes)
+    fits = sum(wanted) <= limit and max(wanted, default=0) <= largest
+    return wanted if fits else sizes
+
+
 class _Lease:
-    """Stands for what one call uses, as long as that call is there."""
+    """What one call uses, in a with block: as long as this object is there."""
+
+    def __init__(
+        self, memory: DeviceMemory, wanted: tuple[int, ...], limit: int, is_idle: Callable[[], bool]
+    ) -> None:
+        self.wanted, self.limit, self.is_idle = wanted, limit, is_idle
+        self.taken: list[tuple[cl.Buffer, int]] = []
+        self._memory = memory
+
+    def __enter__(self) -> list[cl.Buffer]:
+        try:
+            self._memory.begin(self)
+        except BaseException:
+            self._memory.end(self)
+            raise
+        return [buffer for buffer, _ in self.taken]
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.end(self)
 
 
 class DeviceMemory:
@@ -46,7 +72,8 @@ class DeviceMemory:
         self._largest = largest
         # No Condition: its methods are Python's, and Ctrl-C may leave it held.
         self._lock = threading.Lock()
-        self._idle: list[cl.Buffer] = []
+        self._idle: dict[cl.Buffer, int] = {}
+        """Bytes of each buffer, the longest idle first; to ask the driver takes a microsecond."""
         self._leases: WeakKeyDictionary[_Lease, int] = WeakKeyDictionary()
         """Bytes of each lease.  Weak: however often Ctrl-C comes, a lease ends with its call."""
         self.peak = 0
@@ -60,12 +87,9 @@ class DeviceMemory:
     @property
     def idle(self) -> int:
         """Bytes of buffers that wait for their next use."""
-        return sum(buffer.size for buffer in self._idle)
+        return sum(self._idle.values())
 
-    @contextmanager
-    def lease(
-        self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]
-    ) -> Iterator[list[cl.Buffer]]:
+    def lease(self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]) -> _Lease:
         """Give buffers of at least these sizes, and take them back.
 
         Waits while other calls use so much that the limit would be passed.  A call gets all of its
@@ -86,37 +110,35 @@ class DeviceMemory:
         cl.Error
             If the device has no memory for them.
         """
-        wanted = [rounded(size) for size in sizes]
-        if sum(wanted) > limit or max(wanted, default=0) > self._largest:
-            wanted = list(sizes)
-        total, lease = sum(wanted), _Lease()
-        taken: list[cl.Buffer] = []
-        try:
-            self._wait_for(lease, total, limit)
-            with self._lock:
-                found = [self._find(size) for size in wanted]
-                self._evict(limit - self.used)
-                for size, buffer in zip(wanted, found, strict=True):
-                    taken.append(buffer or self._allocate(size))
-                self.peak = max(self.peak, self.used + self.idle)
-            yield list(taken)
-        finally:
-            self._end(lease, taken, limit, is_idle)
+        return _Lease(self, _rounded_within(tuple(sizes), limit, self._largest), limit, is_idle)
 
-    def _wait_for(self, lease: _Lease, total: int, limit: int) -> None:
+    def begin(self, lease: _Lease) -> None:
+        """Find or make the buffers of a lease, when it fits beside the others."""
+        total = sum(lease.wanted)
         while True:
             with self._lock:
-                if not self._leases or self.used + total <= limit:
+                used = self.used if self._leases else 0
+                if not used or used + total <= lease.limit:
                     self._leases[lease] = total
+                    self._take(lease, used + total)
                     return
             time.sleep(LOOK_SECONDS)
 
+    def _take(self, lease: _Lease, used: int) -> None:
+        """Give a lease its buffers; hold the lock since `used` bytes were counted."""
+        found = [self._find(size) for size in lease.wanted]
+        self._evict(lease.limit - used)
+        for size, buffer in zip(lease.wanted, found, strict=True):
+            lease.taken.append((buffer or self._allocate(size), size))
+        self.peak = max(self.peak, used + self.idle)
+
     def _find(self, size: int) -> cl.Buffer | None:
         """Take a buffer of exactly this size out of the idle ones."""
-        buffer = next((x for x in self._idle if x.size == size), None)
-        if buffer is not None:
-            self._idle.remove(buffer)
-        return buffer
+        for buffer, nbytes in self._idle.items():
+            if nbytes == size:
+                del self._idle[buffer]
+                return buffer
+        return None
 
     def _allocate(self, size: int) -> cl.Buffer:
         try:
@@ -127,22 +149,22 @@ class DeviceMemory:
         self._evict(0)
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
-    def _end(
-        self, lease: _Lease, taken: list[cl.Buffer], limit: int, is_idle: Callable[[], bool]
-    ) -> None:
+    def end(self, lease: _Lease) -> None:
         """End a lease; buffers that Ctrl-C keeps from being put back are dropped."""
+        taken = lease.taken
         with self._lock:
-            while taken and is_idle():
-                self._idle.append(taken.pop())
+            while taken and lease.is_idle():
+                buffer, size = taken.pop()
+                self._idle[buffer] = size
             self._leases.pop(lease, None)
-            self._evict(limit // IDLE_SHARE)
+            self._evict(lease.limit // IDLE_SHARE)
 
     def _evict(self, allowed: int) -> None:
         """Release idle buffers, the longest idle first, until at most so many bytes are idle."""
         excess = self.idle - allowed
         while self._idle and excess > 0:
-            buffer = self._idle.pop(0)
-            excess -= buffer.size
+            buffer = next(iter(self._idle))
+            excess -= self._idle.pop(buffer)
             buffer.release()
 
     def trim(self) -> None:

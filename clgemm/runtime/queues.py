@@ -1,4 +1,4 @@
-"""What calls on one queue of the caller's share, in the order of that queue."""
+"""What calls on one queue share, in the order of that queue."""
 
 from __future__ import annotations
 
@@ -12,49 +12,43 @@ from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 
 
-class QueueState:
-    """Scratch memory, counters, and a pool for results; nothing here waits.
+def finish(queue: cl.CommandQueue) -> bool:
+    """Wait until a queue has done all; tell whether that is sure."""
+    try:
+        queue.finish()
+    except cl.Error:
+        return False
+    return True
 
-    Commands on a queue that runs in order follow each other, so that they can use the same scratch
-    memory, and what one result leaves another may take.  On other queues each call waits for the
-    one before, and results come from the driver.
+
+class LaunchState:
+    """Scratch memory and counters of launches on one queue; nothing here waits.
+
+    Commands on a queue that runs in order follow each other, so that they can use the same memory.
 
     Parameters
     ----------
     context : cl.Context
         The queue's, of one device.
     queue : cl.CommandQueue
-        The queue.  It is kept by a handle of our own: whether the caller still has it can be told.
+        A queue that runs in order.
     scratch : cl.Buffer, optional
         Scratch memory to begin with.
     """
+
+    in_order: bool = True
 
     def __init__(
         self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None
     ) -> None:
         self._context = context
-        others = queue.reference_count
-        self.queue = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
-        self._own = self.queue.reference_count - others
-        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.in_order = not queue.properties & out_of_order
+        self.queue = queue
         self.used = True
         """Set by each call, cleared when the time since is counted."""
         self.last: cl.Event | None = None
         """The last launch of the last call."""
         self._scratch = scratch
         self._counters: cl.Buffer | None = None
-
-    @cached_property
-    def allocator(self) -> Any:
-        """What gives memory for results; None for the driver itself."""
-        if not self.in_order:
-            return None
-        before = self.queue.reference_count
-        tools = opencl.tools()
-        pool = tools.MemoryPool(tools.ImmediateAllocator(self.queue))
-        self._own += self.queue.reference_count - before
-        return pool
 
     def begin(
         self, wait_for: list[cl.Event], scratch_bytes: int, *, counts: bool
@@ -94,6 +88,48 @@ class QueueState:
         self.last = None
         self._scratch = None
         self._counters = None
+
+
+class QueueState(LaunchState):
+    """What calls on one queue of the caller's share: a pool for results, too.
+
+    What one result leaves another may take.  On queues that run in no order each call waits for the
+    one before, and results come from the driver.
+
+    Parameters
+    ----------
+    context : cl.Context
+        The queue's, of one device.
+    queue : cl.CommandQueue
+        The queue.  It is kept by a handle of our own: whether the caller still has it can be told.
+    scratch : cl.Buffer, optional
+        Scratch memory to begin with.
+    """
+
+    def __init__(
+        self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None
+    ) -> None:
+        others = queue.reference_count
+        own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
+        super().__init__(context, own, scratch)
+        self._own = own.reference_count - others
+        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        self.in_order = not queue.properties & out_of_order
+
+    @cached_property
+    def allocator(self) -> Any:
+        """What gives memory for results; None for the driver itself."""
+        if not self.in_order:
+            return None
+        before = self.queue.reference_count
+        tools = opencl.tools()
+        pool = tools.MemoryPool(tools.ImmediateAllocator(self.queue))
+        self._own += self.queue.reference_count - before
+        return pool
+
+    def trim(self) -> None:
+        """Give back memory that no call uses now; what is in flight keeps its own."""
+        super().trim()
         pool = self.__dict__.get("allocator")
         if pool is not None:
             pool.free_held()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.queues import finish
 from clgemm.streaming import copy_threads
 from clgemm.streaming.staging import StagingBuffer
 
@@ -107,16 +108,14 @@ class _Job:
 
 
 class Copies:
-    """The copies of one call, in queues that run in order; `in_line`, its own thread copies."""
+    """The copies of one call, in queues that run in order."""
 
     def __init__(
-        self, threads: CopyThreads, to_device: cl.CommandQueue, to_host: cl.CommandQueue, *,
-        in_line: bool = False,
-    ) -> None:  # fmt: skip
+        self, threads: CopyThreads, to_device: cl.CommandQueue, to_host: cl.CommandQueue
+    ) -> None:
         self._threads = threads
         self._to_device = to_device
         self._to_host = to_host
-        self._in_line = in_line
         self._to_send: deque[tuple[BlockCopy, Chunk]] = deque()
         self._to_fetch: deque[tuple[BlockCopy, Chunk]] = deque()
         self._jobs: set[_Job] = set()
@@ -188,11 +187,7 @@ class Copies:
         """Have a chunk copied into its staging buffer, or out of it."""
         job = _Job(self, copy, chunk, staging)
         self._jobs.add(job)  # from here on `abandon` knows of it
-        if self._in_line:
-            job()
-            self._hear()
-        else:
-            self._threads.submit(job, first=copy.to_host)
+        self._threads.submit(job, first=copy.to_host)
 
     def _hear(self) -> bool:
         """Take note of the jobs that have ended."""
@@ -263,7 +258,7 @@ class Copies:
             with job.lock:
                 pass  # it has ended, or sees that the call is over
         # All are waited for, whatever one says.
-        return not {_finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
+        return not {finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
 
     def close(self, *, is_idle: bool) -> None:
         """Give back what is leased, or drop it if it may be in use for all we know."""
@@ -274,12 +269,3 @@ class Copies:
             self._leased.clear()
         while self._leased:
             staging.release(self._leased.popitem()[1])
-
-
-def _finish(queue: cl.CommandQueue) -> bool:
-    """Wait until a queue has done all; tell whether that is sure."""
-    try:
-        queue.finish()
-    except cl.Error:
-        return False
-    return True

@@ -20,6 +20,7 @@ from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from clgemm.runtime import ending
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.reentry import entry
@@ -75,7 +76,11 @@ class CopyThreads:
             yield self._queues
         finally:
             self._calls.discard(call)
-            self._timer.touch()
+            self.touch()
+
+    def touch(self) -> None:
+        """Keep what is idle for some seconds more."""
+        self._timer.touch()
 
     def submit(self, job: Callable[[], object], *, first: bool = False) -> None:
         """Have a thread do a job that raises nothing, before all others if it comes first.
@@ -95,7 +100,9 @@ class CopyThreads:
             self._tokens.put(True)
 
     def _have_threads(self) -> bool:
-        """Start one more thread if there may be more; tell whether there is any."""
+        """Start one more thread if there may be more; tell whether there is any that works."""
+        if ending.has_begun():
+            return False  # they do not run any more
         if self._count < self._most:
             try:
                 threading.Thread(target=self._work, name="clgemm copy", daemon=True).start()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm import settings
 from clgemm.host import blas as host_blas
@@ -11,6 +12,8 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.reentry import WouldDeadlockError
 from clgemm.runtime.runner import Work
+from clgemm.streaming import direct
+from clgemm.streaming.direct import DirectCall
 from clgemm.streaming.schedule import OPERANDS, call_of, plan
 from clgemm.streaming.stream import StreamedCall
 
@@ -77,6 +80,7 @@ class StreamingRunner:
         self._build = build
         self._runners: dict[Gemm, KernelRunner] = {}
         self._schedules: dict[tuple[Gemm, int], Schedule | None] = {}
+        self._plans: dict[tuple[Gemm, int], _Plan] = {}
 
     def run(self, call: Call, stop: Stop | None = None) -> None:
         """Compute and wait; see `Runner.run`."""
@@ -108,7 +112,10 @@ class StreamingRunner:
         key = problem, room
         if key not in self._schedules:
             largest = min(room, self._device.traits.max_allocation)
-            schedule = plan(problem, room, largest, lambda g: self._runner(g).scratch_bytes)
+            schedule = plan(
+                problem, room, largest, lambda g: self._runner(g).scratch_bytes,
+                whole=problem.operand_bytes <= direct.MOST,
+            )  # fmt: skip
             self._schedules[key] = schedule
             log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.blocking)
         return self._schedules[key]
@@ -116,48 +123,76 @@ class StreamingRunner:
     def _run(self, problem: Gemm, call: Call, stop: Stop | None, room: int, halvings: int) -> None:
         """Compute, with half the memory again and again if the device has less than it says."""
         try:
-            schedule = self.schedule(problem, room) if halvings else None
-            runners = {gemm: self._runner(gemm) for gemm in schedule.gemms} if schedule else {}
+            plan = self._plan(problem, room) if halvings else None
         except WouldDeadlockError:  # nothing of this part of C is written yet
-            schedule = None
-        if schedule is None:
+            plan = None
+        if plan is None:
             host_blas.gemm(call)
             return
-        scratch = max(runner.scratch_bytes for runner in runners.values())
-        sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
-        missing = self._stream(schedule, runners, sizes, call, stop, room)
+        missing = self._copying(plan, call, stop, room)
         if not missing:
             return
         # Half of what was asked for, since the same would be asked for in half the room.
-        room = min(room, sum(sizes)) // 2
+        room = min(room, sum(plan.sizes)) // 2
         log.info("%s is short of memory: trying with %d bytes", self._device, room)
-        if missing == schedule.results:
+        if missing == plan.schedule.results:
             self._run(problem, call, stop, room, halvings - 1)
             return
         for c in missing:
             part = problem.block(c.batch.size, c.rows.size, c.columns.size, problem.k)
             self._run(part, call_of(c, call), stop, room, halvings - 1)
 
-    def _stream(
-        self, schedule: Schedule, runners: dict[Gemm, KernelRunner], sizes: list[int], call: Call,
-        stop: Stop | None, room: int,
-    ) -> list[Block]:  # fmt: skip
-        """Compute in blocks; return those of C that were not written for want of memory."""
+    def _plan(self, problem: Gemm, room: int) -> _Plan | None:
+        """Return what computes a problem in so many bytes, made by the first call."""
+        known = self._plans.get((problem, room))
+        if known is None:
+            schedule = self.schedule(problem, room)
+            if schedule is None:
+                return None
+            runners = {gemm: self._runner(gemm) for gemm in schedule.gemms}
+            scratch = max(runner.scratch_bytes for runner in runners.values())
+            sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
+            is_one = len(schedule.products) == 1
+            copied = problem.operand_bytes if is_one else sys.maxsize
+            known = self._plans[problem, room] = _Plan(schedule, runners, sizes, copied)
+        return known
+
+    def _copying(self, plan: _Plan, call: Call, stop: Stop | None, room: int) -> list[Block]:
+        """Compute with copies; return the blocks of C that were not written for want of memory."""
         device, threads = self._device, self._threads
-        streamed: StreamedCall | None = None
+        schedule, runners = plan.schedule, plan.runners
+        begun: DirectCall | StreamedCall | None = None
 
         def is_idle() -> bool:
-            return streamed is None or streamed.is_idle
+            return begun is None or begun.is_idle
 
         try:
-            with device.memory.lease(sizes, room, is_idle) as buffers, threads.in_use() as queues:
-                streamed = StreamedCall(
-                    device, threads, queues, schedule, runners, call, buffers, stop
-                )
-                streamed.run()
+            with device.memory.lease(plan.sizes, room, is_idle) as buffers:
+                if plan.whole_bytes <= direct.MOST:
+                    begun = DirectCall(device, schedule, runners, call, buffers, stop)
+                    begun.run()
+                else:
+                    with threads.in_use() as queues:
+                        begun = StreamedCall(
+                            device, threads, queues, schedule, runners, call, buffers, stop
+                        )
+                        begun.run()
         except device.cl.Error as error:
-            if not is_short_of_memory(error) or (streamed and streamed.is_torn()):
+            if not is_short_of_memory(error) or (begun and begun.is_torn()):
                 raise
             device.memory.trim()
-            return streamed.missing() if streamed else schedule.results
+            return begun.missing() if begun else schedule.results
+        finally:
+            threads.touch()
         return []
+
+
+class _Plan(NamedTuple):
+    """How a problem is computed in so many bytes of device memory."""
+
+    schedule: Schedule
+    runners: dict[Gemm, KernelRunner]
+    sizes: list[int]
+    """Of the buffers, the last one's for scratch if any is needed."""
+    whole_bytes: int
+    """Bytes of all operands, if they are not divided."""

@@ -298,7 +298,9 @@ def _as_they_arrive(rows: list[Span], columns: list[Span]) -> Iterator[tuple[Spa
             yield (other, span) if which else (span, other)
 
 
-def plan(problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int]) -> Schedule | None:
+def plan(
+    problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int], *, whole: bool = False
+) -> Schedule | None:
     """Divide a problem so that it fits and is done soonest.
 
     Parameters
@@ -311,6 +313,8 @@ def plan(problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int])
         Bytes of the largest single allocation.
     scratch : callable
         Gives the scratch bytes that a product needs.
+    whole : bool
+        Whether it had better not be divided if it fits.
 
     Returns
     -------
@@ -322,12 +326,18 @@ def plan(problem: Gemm, room: int, largest: int, scratch: Callable[[Gemm], int])
         sizes = [*(size for _, size in schedule.buffers), scratch_bytes]
         return max(sizes) <= largest and sum(sizes) <= room
 
-    for candidates in (_each_once(problem), _many(problem, _counts), _many(problem, _powers)):
+    kinds = _each_once(problem), _many(problem, _counts), _many(problem, _powers)
+    for candidates in ([undivided(problem)] * whole, *kinds):
         fitting = [x for x in candidates if fits(x, 0)]
         for schedule in sorted(fitting, key=lambda x: x.seconds):
             if fits(schedule, max(scratch(g) for g in dict.fromkeys(schedule.gemms))):
                 return schedule
     return None
+
+
+def undivided(g: Gemm) -> Schedule:
+    """Return the schedule of a single product."""
+    return Schedule(g, Blocking(g.batch, g.m, g.n, g.k, is_resident=True))
 
 
 def _each_once(g: Gemm) -> Iterator[Schedule]:

@@ -10,12 +10,11 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from clgemm.runtime import ending
 from clgemm.runtime.host_memory import span_bytes
 from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.opencl import cl
-from clgemm.runtime.queues import QueueState
+from clgemm.runtime.queues import LaunchState
 from clgemm.streaming import staging
 from clgemm.streaming.copies import BlockCopy, Copies, chunks, has_ended
 from clgemm.streaming.schedule import OPERANDS
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.schedule import Block, Load, Name, Schedule
 
-IN_LINE = 8 << 20  # bytes of all operands up to which waking threads takes longer than copying
 CHUNKS = 24  # of all operands: several for each thread
 SMALL_CHUNK = 1 << 19  # bytes; copying less takes no longer than handing it over
 
@@ -55,14 +53,10 @@ class StreamedCall:
             for name in OPERANDS
         }
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
-        self._state = QueueState(device.context, device.queue, scratch)
+        self._state = LaunchState(device.context, device.queue, scratch)
         size = schedule.problem.operand_bytes
         self._chunk_bytes = min(staging.BYTES, max(SMALL_CHUNK, size // CHUNKS))
-        # Threads do not run any more while the interpreter ends.
-        self._in_line = ending.has_begun() or (size <= IN_LINE and len(schedule.products) == 1)
-        if self._in_line:
-            queues = device.queue, device.queue
-        self._copies = Copies(threads, *queues, in_line=self._in_line)
+        self._copies = Copies(threads, *queues)
         self._arriving: dict[Name, list[BlockCopy | None]] = {name: [] for name in OPERANDS}
         self._leaving: list[BlockCopy] = []
         self._loaded = 0
@@ -94,7 +88,7 @@ class StreamedCall:
 
     def _populate(self) -> None:
         c = self._call.c
-        if not (self._in_line or self._schedule.problem.reads_c) and c.nbytes == span_bytes(c):
+        if not self._schedule.problem.reads_c and c.nbytes == span_bytes(c):
             self._copies.populate(c)
 
     def _is_done(self) -> bool:
@@ -168,8 +162,6 @@ class StreamedCall:
             self._enqueue(number, [copy.event for copy in copies if copy.event is not None])
             self._queue.flush()
             happened = True
-            if self._in_line:  # in the same queue, so it follows the product
-                self._fetch(number)
         return happened
 
     def _enqueue(self, number: int, waits: list[cl.Event]) -> None:
@@ -184,8 +176,7 @@ class StreamedCall:
         """Fetch the blocks of C whose last products have ended."""
         happened = False
         while self._ended < len(self._launched) and has_ended(self._launched[self._ended]):
-            if not self._in_line:
-                self._fetch(self._ended)
+            self._fetch(self._ended)
             self._ended += 1
             happened = True
         return happened

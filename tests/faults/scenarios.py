@@ -17,7 +17,7 @@ from clgemm.runtime.binaries import kept_for
 from clgemm.runtime.device import Device
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import arrays, cl
-from clgemm.streaming import stream
+from clgemm.streaming import direct, stream
 from clgemm.tuning.measure.verify import random_matrix
 from clgemm.tuning.store import lookup, store
 
@@ -127,13 +127,13 @@ def _separate(world, *, room=None):
 
 
 def copying(world):
-    """Copy to a device and back, in this thread."""
+    """Copy whole operands to a device and the result back, in this thread."""
     return _separate(world)
 
 
 def streaming(world):
     """Copy in blocks, by threads, through pinned memory."""
-    world.patch.setattr(stream, "IN_LINE", 0)
+    world.patch.setattr(direct, "MOST", 0)
     world.patch.setattr(stream, "SMALL_CHUNK", 1000)
     product = _separate(world, room=40 * KB)
     product.check(product.compute())

@@ -79,6 +79,20 @@ def test_every_product_is_done_once_within_the_memory(name, room):
     assert max(*sizes, needed) <= largest
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_what_had_better_be_whole_is_divided_only_where_it_does_not_fit(name):
+    g = PROBLEMS[name]._replace(m=2000)
+    whole = plan(g, 1 << 40, 1 << 40, scratch, whole=True)
+    assert len(whole.products) == 1
+    assert (covered(whole) == g.k).all()
+    sizes = [size for _, size in whole.buffers]
+    needed = scratch(whole.gemms[0])
+    assert max(sizes) <= g.operand_bytes
+    least = plan(g, sum(sizes) + needed - 1, 1 << 40, scratch, whole=True)
+    assert len(least.products) > 1
+    assert len(plan(g, 1 << 40, max(*sizes, needed) - 1, scratch, whole=True).products) > 1
+
+
 @pytest.mark.parametrize("blocking", [
     Blocking(1, *sizes) for sizes in (
         (256, 700, 700), (700, 256, 700), (256, 300, 700), (256, 300, 80), (700, 300, 80),

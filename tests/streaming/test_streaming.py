@@ -26,7 +26,7 @@ from clgemm.problem import PRECISIONS, Call, describe
 from clgemm.runtime import ending, reentry, registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
-from clgemm.streaming import copies, copy_threads, stream
+from clgemm.streaming import copies, copy_threads, direct, stream
 from clgemm.streaming.runner import StreamingRunner
 from clgemm.streaming.staging import StagingBuffer
 from clgemm.tuning.measure.verify import random_matrix
@@ -36,8 +36,8 @@ KB = 1 << 10
 
 @pytest.fixture
 def apart(device, monkeypatch):
-    """Give a device on the device that is told it has a memory of its own; threads copy all."""
-    monkeypatch.setattr(stream, "IN_LINE", 0)
+    """Give a device on the device that is told it has a memory of its own; all goes in blocks."""
+    monkeypatch.setattr(direct, "MOST", 0)
     monkeypatch.setattr(stream, "SMALL_CHUNK", 1000)
     yield separate(device)
     memory = separate(device).memory
@@ -440,7 +440,8 @@ def test_a_call_copies_itself_once_the_interpreter_ends(apart, rng, monkeypatch)
     """Threads do not run any more then."""
     limit(monkeypatch, 300 * KB)
     monkeypatch.setattr(ending, "_has_begun", True)
-    monkeypatch.setattr(threads_of(apart), "_have_threads", lambda: pytest.fail("no thread runs"))
+    tokens = SimpleNamespace(put=lambda _: pytest.fail("no thread runs"))
+    monkeypatch.setattr(threads_of(apart), "_tokens", tokens)
     check(apart, "s", *operands(rng))
     check(apart, "z", *operands(rng, "z", 40, 30, 50), beta=0.5)
 

@@ -1,0 +1,102 @@
+"""One product whose operands are copied whole, by the driver, from where they lie and back.
+
+The driver copies memory that is not pinned through buffers of its own, at the rate of one thread:
+NVIDIA's lets other threads wait meanwhile, so they are of no help.  Up to some size that takes less
+time than to hand pieces to threads that copy them to pinned memory.
+
+Every copy is a command that blocks: the driver works on NumPy's memory inside its function only.
+Python hears Ctrl-C after that, so nothing is let go that the driver still reads or writes.  That
+takes no longer than to wait once, at the end.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.runtime.kernel_runner import NO_OFFSETS
+from clgemm.runtime.queues import LaunchState, finish
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clgemm.problem import Call, Gemm
+    from clgemm.runtime.device import Device
+    from clgemm.runtime.interrupt import Stop
+    from clgemm.runtime.kernel_runner import KernelRunner
+    from clgemm.runtime.opencl import cl
+    from clgemm.streaming.schedule import Block, Schedule
+
+MOST = 32 << 20
+"""Bytes of all operands.  On an H200, ms so and in blocks: 26 MB 2.5 and 3.1, 48 MB 5.5 and 3.2."""
+
+
+class DirectCall:
+    """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
+
+    The schedule has one product, and there is one runner; `stop` is set when nobody wants the
+    result.  After a copy all data is out of the caches, Python's own too: so there is little here.
+    """
+
+    def __init__(
+        self, device: Device, schedule: Schedule, runners: dict[Gemm, KernelRunner], call: Call,
+        buffers: list[cl.Buffer], stop: Stop | None = None,
+    ) -> None:  # fmt: skip
+        self._device = device
+        self._schedule = schedule
+        (self._runner,) = runners.values()
+        self._call = call
+        self._buffers = buffers
+        self._stop = stop
+        self._is_written = self._is_done = False
+        self.is_idle = True
+        """Whether no command can use the call's memory."""
+
+    def run(self) -> None:
+        """Compute."""
+        if self._stop is not None and self._stop.is_set():
+            raise CancelledError
+        device, call, problem = self._device, self._call, self._schedule.problem
+        queue, copy = device.queue, device.cl.enqueue_copy
+        a, b, c, *scratch = self._buffers
+        self.is_idle = False
+        try:
+            copy(queue, a, _dense(_in_order(call.a, trans=problem.trans_a)), is_blocking=True)
+            copy(queue, b, _dense(_in_order(call.b, trans=problem.trans_b)), is_blocking=True)
+            result = _in_order(call.c)
+            if problem.reads_c:
+                copy(queue, c, _dense(result), is_blocking=True)
+            values = call.alpha, call.beta, a, b, c, NO_OFFSETS
+            self._runner.enqueue(values, LaunchState(device.context, queue, *scratch), [])
+            dense = result if result.flags.c_contiguous else np.empty(result.shape, result.dtype)
+            self._is_written = dense is result
+            copy(queue, dense, c, is_blocking=True)
+            if dense is not result:
+                self._is_written = True
+                result[...] = dense
+            self._is_done = self.is_idle = True
+        except BaseException:
+            self.is_idle = finish(queue)  # not if Ctrl-C comes a second time
+            raise
+
+    def missing(self) -> list[Block]:
+        """List the blocks of C that are not where they belong."""
+        return [] if self._is_done else self._schedule.results
+
+    def is_torn(self) -> bool:
+        """Tell whether a C that is still to be read may hold a part of its result."""
+        return self._schedule.problem.reads_c and self._is_written and not self._is_done
+
+
+def _in_order(x: NDArray[Any], *, trans: bool = False) -> NDArray[Any]:
+    """Return a view with elements in the order of device memory; one matrix if it repeats."""
+    if x.ndim > 2 and x.strides[0] == 0:
+        x = x[:1]
+    return x if trans else x.swapaxes(-1, -2)
+
+
+def _dense(x: NDArray[Any]) -> NDArray[Any]:
+    """Return an array itself, or a copy without gaps."""
+    return x if x.flags.c_contiguous else np.array(x, order="C")

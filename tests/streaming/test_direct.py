@@ -1,0 +1,294 @@
+"""Products whose operands are copied whole: few commands; nothing is let go while it is used."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pytest
+import reference
+from helpers import gemm, run_threads
+from layouts import separate
+
+from clgemm.dispatch import engine
+from clgemm.errors import DeviceError
+from clgemm.problem import PRECISIONS, Call, describe
+from clgemm.runtime import registry
+from clgemm.runtime.interrupt import Stop
+from clgemm.runtime.opencl import load
+from clgemm.streaming import direct
+from clgemm.streaming.stream import StreamedCall
+from clgemm.tuning.measure.verify import random_matrix
+
+KB = 1 << 10
+
+
+@pytest.fixture
+def apart(device):
+    """Give a device on the device that is told it has a memory of its own."""
+    yield separate(device)
+    memory = separate(device).memory
+    assert memory.used == 0
+    assert not separate(device).running
+    memory.trim()
+
+
+@pytest.fixture
+def whole(apart, monkeypatch):
+    """Give the same where nothing may be divided."""
+    monkeypatch.setattr(StreamedCall, "run", lambda _: pytest.fail("it is divided"))
+    return apart
+
+
+def operands(rng, code="s", m=90, n=80, k=70):
+    return [random_matrix(rng, PRECISIONS[code], *x) for x in ((m, k), (k, n), (m, n))]
+
+
+def check(device, a, b, c, beta=0.0):
+    """Compute on a device and compare with the reference."""
+    want, size = reference.gemm(1.5, a, b, beta, c)
+    with registry.using(device):
+        gemm(1.5, a, b, beta, c)
+    eps = next(x.eps for x in PRECISIONS.values() if x.dtype == c.dtype)
+    reference.assert_within_bound(c, want, size, a.shape[-1], eps)
+
+
+def out_of_memory():
+    """Make the error of a device that has no memory."""
+    module = load()
+    return module.MemoryError(module._cl._ErrorRecord("clEnqueueReadBuffer", -4, ""))
+
+
+def on_copies(monkeypatch, happens):
+    """Have something happen at each copy, which is given as it is enqueued."""
+    module = load()
+    real = module.enqueue_copy
+
+    def enqueue_copy(queue, into, source, **named):
+        return happens(lambda: real(queue, into, source, **named), into, source, named)
+
+    monkeypatch.setattr(module, "enqueue_copy", enqueue_copy)
+
+
+def hosts(met):
+    """Return the memory of the host that copies worked on, there and back."""
+    ups = [y for _, y, _ in met if isinstance(y, np.ndarray)]
+    return ups, [x for x, _, _ in met if isinstance(x, np.ndarray)]
+
+
+@pytest.mark.parametrize("code", "sz")
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_operands_are_copied_from_where_they_lie(whole, code, beta, rng, monkeypatch):
+    """Each byte once, and by commands that block."""
+    a, b, c = operands(rng, code)
+    met = []
+
+    def note(copy, *what):
+        met.append(what)
+        return copy()
+
+    on_copies(monkeypatch, note)
+    b = b.T.copy().T
+    check(whole, a, b, c, beta)
+    ups, downs = hosts(met)
+    assert sum(x.nbytes for x in ups) == a.nbytes + b.nbytes + c.nbytes * (beta != 0)
+    assert sum(x.nbytes for x in downs) == c.nbytes
+    assert all(any(np.shares_memory(x, y) for y in (a, b, c)) for x in ups)
+    assert all(np.shares_memory(x, c) for x in downs)
+    assert all(named["is_blocking"] for *_, named in met)
+    assert (len(ups), len(downs)) == (2 + (beta != 0), 1)
+    assert engine.of(whole).threads.staging.count == 0
+
+
+def test_what_has_gaps_is_packed_and_what_lies_between_is_left(whole, rng):
+    a, b = rng.uniform(-1, 1, (70, 100))[:, 5:95], rng.uniform(-1, 1, (90, 100))[:, 7:77]
+    memory = rng.uniform(-1, 1, (100, 100))
+    before, c = memory.copy(), memory[10:80, 20:90]
+    for beta in (0.5, 0.0):
+        check(whole, a, b, c, beta)
+    memory[10:80, 20:90] = before[10:80, 20:90]
+    np.testing.assert_array_equal(memory, before)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("turn", [1, 2, 3, 4])
+def test_ctrl_c_after_any_copy_leaves_everything_usable(whole, turn, gaps, beta, rng, monkeypatch):
+    a, b, c = operands(rng)
+    c = np.zeros((100, 100), np.float32)[:90, 5:85] if gaps else c
+    check(whole, a, b, c, beta)
+    turns = []
+
+    def interrupted(copy, *_):
+        event = copy()
+        turns.append(None)
+        if len(turns) == turn:
+            raise KeyboardInterrupt
+        return event
+
+    with monkeypatch.context() as patch:
+        on_copies(patch, interrupted)
+        with registry.using(whole), suppress(KeyboardInterrupt):
+            gemm(1.0, a, b, beta, c)
+    assert len(turns) == min(turn, 3 + (beta != 0))
+    assert whole.memory.used == 0
+    assert whole.memory.idle, "all was proved to be free"
+    check(whole, a, b, c, beta)
+
+
+def test_what_a_second_ctrl_c_leaves_in_use_is_not_used_again(whole, rng, monkeypatch):
+    a, b, c = operands(rng)
+    check(whole, a, b, c)
+    leased, real = [], whole.memory.lease
+
+    @contextmanager
+    def lease(*arguments):
+        with real(*arguments) as buffers:
+            leased.extend(buffers)
+            yield buffers
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.memory, "lease", lease)
+        patch.setattr(direct, "finish", interrupted)
+        on_copies(patch, interrupted)
+        with registry.using(whole), pytest.raises(KeyboardInterrupt):
+            gemm(1.0, a, b, 0.0, c)
+    assert leased
+    assert not [x for x in whole.memory._idle if x in leased]
+    check(whole, a, b, c)
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3])
+def test_a_copy_that_is_refused_once_costs_no_result(apart, turn, rng, monkeypatch):
+    turns = []
+
+    def refused(copy, *_):
+        turns.append(None)
+        if len(turns) == turn:
+            raise out_of_memory()
+        return copy()
+
+    on_copies(monkeypatch, refused)
+    check(apart, *operands(rng))
+    assert len(turns) >= turn + 3
+
+
+def test_a_result_that_may_be_torn_is_not_read_again(apart, rng, monkeypatch):
+    """Where it lies dense: one with gaps is written when all of it has come."""
+    a, b, c = operands(rng)
+    refusals = []
+
+    def refused(copy, into, *_):
+        if isinstance(into, np.ndarray) and not refusals:
+            refusals.append(None)
+            raise out_of_memory()
+        return copy()
+
+    on_copies(monkeypatch, refused)
+    with registry.using(apart), pytest.raises(MemoryError, match=r"sgemm on .*no memory"):
+        gemm(1.0, a, b, 0.5, c)
+    refusals.clear()
+    check(apart, a, b, np.ones((100, 100), np.float32)[:90, 5:85], 0.5)
+    assert refusals
+
+
+def test_a_failure_that_is_no_shortage_is_explained(whole, rng, monkeypatch):
+    a, b, c = operands(rng)
+    before = c.copy()
+
+    def lost(*_):
+        module = load()
+        raise module.RuntimeError(module._cl._ErrorRecord("clEnqueueWriteBuffer", -2, ""))
+
+    with monkeypatch.context() as patch:
+        on_copies(patch, lost)
+        with registry.using(whole), pytest.raises(DeviceError, match="DEVICE_NOT_AVAILABLE"):
+            gemm(1.0, a, b, 0.5, c)
+    np.testing.assert_array_equal(c, before)
+    check(whole, a, b, c)
+
+
+def test_a_call_that_nobody_wants_any_more_ends(whole, rng):
+    a, b, c = operands(rng)
+    before, stop = c.copy(), Stop()
+    stop.set()
+    call = Call.of(1.0, a, b, 0.5, np.asfortranarray(c))
+    runner = engine.of(whole).runner(describe(*call.operands, call.c, reads_c=True))
+    with pytest.raises(CancelledError):
+        runner.run(call, stop)
+    np.testing.assert_array_equal(call.c, before)
+
+
+def test_a_limit_of_memory_is_kept(device, rng, monkeypatch):
+    apart = separate(device)
+    apart.memory.trim()
+    apart.memory.peak = 0
+    monkeypatch.setenv("CLGEMM_DEVICE_MEMORY_MB", str(60 / 1024))
+    check(apart, *operands(rng))
+    assert 0 < apart.memory.peak <= 60 * KB
+
+
+def test_threads_get_their_own_results(whole):
+    with registry.using(whole):
+
+        def work(number):
+            rng = np.random.default_rng(number)
+            for turn in range(6):
+                code = "sdcz"[(number + turn) % 4]
+                a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
+                want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
+                gemm(1.0 + number, a, b, 0.5, c)
+                reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
+
+        run_threads(work)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")
+@pytest.mark.slow
+def test_signals_at_any_moment_leave_everything_usable(whole, rng):
+    """Also while a call cleans up: the second comes soon after the first."""
+    a, b, c = operands(rng, m=200, n=180, k=160)
+    want = a @ b
+    check(whole, a, b, c)
+    begun = time.perf_counter()
+    for _ in range(5):
+        with registry.using(whole):
+            gemm(1.0, a, b, 0.0, c)
+    seconds = (time.perf_counter() - begun) / 5
+
+    def press(*_):
+        raise KeyboardInterrupt
+
+    before, presses = signal.signal(signal.SIGALRM, press), 0
+    try:
+        for turn in range(300):
+            with suppress(KeyboardInterrupt):
+                try:
+                    moment = rng.uniform(1e-5, 1.2 * seconds)
+                    signal.setitimer(signal.ITIMER_REAL, moment, (turn % 3) * 1e-4)
+                    with registry.using(whole):
+                        gemm(1.0, a, b, 0.0, c)
+                except KeyboardInterrupt:
+                    presses += 1
+                    raise
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            if not turn % 10:
+                gc.collect()
+                c[...] = np.nan
+                with registry.using(whole):
+                    gemm(1.0, a, b, 0.0, c)
+                np.testing.assert_allclose(c, want, atol=1e-4)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    whole.running.clear()
+    assert presses > 30
+    assert whole.memory.used == 0
