@@ -7,6 +7,7 @@ from clgemm._version import __version__
 from clgemm.api.device_arrays import to_device
 from clgemm.api.explain import explain
 from clgemm.api.matmul import matmul
+from clgemm.api.warm_up import warm_up
 from clgemm.blas import cgemm, dgemm, get_blas_funcs, sgemm, zgemm
 from clgemm.dispatch.explanation import Explanation
 from clgemm.errors import (
@@ -39,5 +40,6 @@ __all__ = [
     "to_device",
     "uninstall",
     "usage",
+    "warm_up",
     "zgemm",
 ]

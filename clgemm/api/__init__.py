@@ -6,5 +6,6 @@ products and of those like an earlier one; `stacks`, N-d operands as few product
 the same faces for pyopencl Arrays, with `array_operands` for what may be passed, `array_decisions`,
 what those do, and `nested_arrays`, for calls of signal handlers.  `integers` multiplies types that
 no BLAS has.  `ufunc_result` and `drop_in` make results and functions look like NumPy's and SciPy's;
-`explain` tells what a call would do.  Everything is handed on as a `Call`.
+`explain` tells what a call would do, `warm_up` does beforehand what a first one waits for.
+Everything is handed on as a `Call`.
 """

@@ -126,7 +126,9 @@ class BreakEvens:
         found = _read(store, name, _stamp(tuned))
         return found is None or not found.settled
 
-    def measure(self, precision: Precision, on_device: Product) -> BreakEven | None:
+    def measure(
+        self, precision: Precision, on_device: Product, until: float = math.inf
+    ) -> BreakEven | None:
         """Measure a precision on both sides, unless that is done, and keep it for later processes.
 
         Parameters
@@ -135,6 +137,8 @@ class BreakEvens:
             What is multiplied.
         on_device : callable
             Computes a call on the device, transfers included.
+        until : float
+            Of `time.monotonic`: what takes longer, builds of kernels included, is left out.
 
         Returns
         -------
@@ -145,7 +149,7 @@ class BreakEvens:
             return None
         tuned = self._parameters.of(precision.code)
         with self._lock:
-            return _read_or_measure(self._device, precision, _stamp(tuned), on_device)
+            return _read_or_measure(self._device, precision, _stamp(tuned), on_device, until)
 
 
 def _stamp(tuned: Tuned) -> str:
@@ -155,7 +159,7 @@ def _stamp(tuned: Tuned) -> str:
 
 
 def _read_or_measure(
-    device: Device, precision: Precision, stamp: str, on_device: Product
+    device: Device, precision: Precision, stamp: str, on_device: Product, until: float
 ) -> BreakEven:
     store, name = lookup.store_for(device.traits), lookup.entry_name(precision)
     found = _read(store, name, stamp)
@@ -167,7 +171,7 @@ def _read_or_measure(
         if before is not None and (before.settled or before != found):
             return before.times
         neighbours, start = timing.Neighbours(), time.perf_counter()
-        times = measured(precision, on_device)
+        times = measured(precision, on_device, until)
         busy = neighbours.share() > timing.FOREIGN_SHARE * processor.usable_cores()
         log.info(
             "measured where %sgemm breaks even with the host's BLAS in %.2f s%s",
@@ -176,7 +180,7 @@ def _read_or_measure(
         tries = (before.tries if before is not None else 0) + 1
         if busy and before is not None:
             times = times.least(before.times)
-        found = _Measured(times, tries if busy else ENOUGH)
+        found = _Measured(times, tries if busy or time.monotonic() > until else ENOUGH)
         _write(store, name, stamp, found)
     return found.times
 
@@ -233,8 +237,8 @@ def drawn(plain: int = PLAIN, stacks: int = STACKS) -> tuple[Shape, ...]:
 SHAPES = drawn()
 
 
-def measured(precision: Precision, on_device: Product) -> BreakEven:
-    """Time whole products of a few dozen shapes on both sides.
+def measured(precision: Precision, on_device: Product, until: float = math.inf) -> BreakEven:
+    """Time whole products of a few dozen shapes on both sides, the smallest ones in any case.
 
     Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
     only adds: the least time stands for each.
@@ -243,12 +247,14 @@ def measured(precision: Precision, on_device: Product) -> BreakEven:
     memory = tuple(rng.random(ELEMENTS).astype(precision.dtype) for _ in "abc")
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
-    for multiply, times in ((on_device, device), (host_blas.multiply, host)):
+    ends = until - MOST_SECONDS / 2, until  # the host builds nothing: it needs no longer
+    sides = (on_device, device), (host_blas.multiply, host)
+    for (multiply, times), end in zip(sides, ends, strict=True):
         start = time.perf_counter()
         timing.settle(MOST_SECONDS / 4)
         left = MOST_SECONDS / 2 - (time.perf_counter() - start)
         for _ in range(ROUNDS):
-            left -= _pass(multiply, memory, times, left)
+            left -= _pass(multiply, memory, times, left, end)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
 
 
@@ -270,14 +276,15 @@ def _call(shape: Shape, memory: tuple[NDArray[Any], ...]) -> Call:
 
 
 def _pass(
-    multiply: Product, memory: tuple[NDArray[Any], ...], least: dict[Shape, float], most: float
-) -> float:
+    multiply: Product, memory: tuple[NDArray[Any], ...], least: dict[Shape, float], most: float,
+    end: float,
+) -> float:  # fmt: skip
     """Time every shape that is not too large, or was timed before and is not long.
 
     Returns
     -------
     float
-        The seconds that this took, builds aside: about `most` at the most.
+        The seconds that this took, builds aside: about `most` at the most, and less if `end` comes.
     """
     again, spent = bool(least), 0.0
     for place, shape in enumerate(list(least) if again else SHAPES):
@@ -285,7 +292,7 @@ def _pass(
             break
         call = _call(shape, memory)
         for _ in range(RETRIES):
-            if least and spent > most:
+            if least and (spent > most or time.monotonic() > end):
                 return spent
             times = _timed(multiply, call)
             spent += sum(times) - (times[0] if times[0] > BUILD_SECONDS else 0)

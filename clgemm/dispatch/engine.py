@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import time
@@ -285,16 +286,47 @@ class Engine:
         code = precision.code
         with self._finding_out():
             if code not in self._found_out and self.parameters.known(code) is None:
+                end = time.monotonic() + settings.search_seconds()
                 find_or_default(lambda: self.parameters.of(code), lambda _why: None)
                 if code in self.parameters.searched:
-                    self.try_to_measure(precision)
+                    self.try_to_measure(precision, end)
                     self.break_evens.forget(precision)
             self._found_out.add(code)
 
-    def try_to_measure(self, precision: Precision) -> None:
-        """Measure break-evens where nobody has asked for it: no trouble reaches a product."""
+    @reentry.entry(lambda *_: None)
+    def warm_up(self, precision: Precision) -> None:
+        """Find parameters and measure break-evens, as far as they are missing, for calls to come.
+
+        Within the budget of one search.
+        """
+        code, end = precision.code, time.monotonic() + settings.search_seconds()
+        with self._finding_out():
+            before, self.parameters.reserved = self.parameters.reserved, MOST_SECONDS
+            try:
+                find_or_default(lambda: self.parameters.of(code), lambda _why: None)
+            finally:
+                self.parameters.reserved = before
+            self._found_out.add(code)
+            self.break_evens.forget(precision)
+            if settings.tuning_enabled() and self.break_evens.known(precision) is None:
+                self.try_to_measure(precision, end)
+                self._use_measured(precision)
+
+    def _use_measured(self, precision: Precision) -> None:
+        """Go by what was just measured, on asking: also where calls were decided on without it."""
+        self.break_evens.forget(precision)
+        self._by_size.discard(precision.code)
+        self.forget()
+
+    def try_to_measure(self, precision: Precision, end: float = math.inf) -> None:
+        """Measure break-evens where nobody has asked for it: no trouble reaches a product.
+
+        By the `end` of the time that a first call may take, if there is one; a search on a busy
+        machine may have come near it.
+        """
+        least = min(MOST_SECONDS, settings.search_seconds() / 2)
         try:
-            self.measure_break_evens(precision)
+            self.measure_break_evens(precision, max(end, time.monotonic() + least))
         except (ClgemmError, MemoryError, OSError, self.device.cl.Error) as error:
             log.debug("break-evens were not measured: %s", error)
 
@@ -338,12 +370,10 @@ class Engine:
         """Search for one precision's parameters now, and measure its break-evens with them."""
         result = self.parameters.tune(code, effort)
         self.measure_break_evens(PRECISIONS[code])
-        self.break_evens.forget(PRECISIONS[code])
-        self._by_size.discard(code)
-        self.forget()
+        self._use_measured(PRECISIONS[code])
         return result
 
-    def measure_break_evens(self, precision: Precision) -> None:
+    def measure_break_evens(self, precision: Precision, until: float = math.inf) -> None:
         """Measure where the device breaks even with the host, for later processes."""
         modes, before = settings.modes()._replace(route="device"), set(self.decisions)
 
@@ -351,7 +381,7 @@ class Engine:
             self.decide(call, modes).runner.run(call)
 
         try:
-            self.break_evens.measure(precision, on_device)
+            self.break_evens.measure(precision, on_device, until)
         finally:
             # The kernels of these hundred shapes; what other threads have decided stays.
             for key in set(self.decisions) - before:

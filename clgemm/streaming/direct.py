@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from clgemm.runtime.opencl import cl
     from clgemm.streaming.schedule import Block, Schedule
 
-MOST = 32 << 20
-"""Bytes of all operands.  On an H200, ms so and in blocks: 26 MB 2.5 and 3.1, 48 MB 5.5 and 3.2."""
+MOST = 20 << 20
+"""Bytes of all operands.  On an H200, ms so and in blocks: 14 MB 1.2 and 1.9, 27 MB 2.9 and 2.3."""
 
 
 class DirectCall:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.schedule import Block, Load, Name, Schedule
 
-CHUNKS = 24  # of all operands: several for each thread
+CHUNKS = 12  # of all operands: a few for each thread
 SMALL_CHUNK = 1 << 19  # bytes; copying less takes no longer than handing it over
 
 

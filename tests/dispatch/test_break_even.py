@@ -94,6 +94,31 @@ def test_what_is_timed_is_the_shape(shape, monkeypatch):
             assert x.flags.c_contiguous if trans else x.flags.f_contiguous
 
 
+def test_what_takes_longer_than_it_may_is_left_out(monkeypatch):
+    """Builds of kernels included; each side is measured a little in any case."""
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:9])
+    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
+
+    def builds(_call):
+        time.sleep(0.05)
+
+    found = break_even.measured(S, builds, time.monotonic() + break_even.MOST_SECONDS / 2 + 0.3)
+    assert 1 <= len(found.device.seconds) < 9
+    assert len(found.host.seconds) == 9
+    found = break_even.measured(S, builds, time.monotonic())
+    assert (len(found.device.seconds), len(found.host.seconds)) == (1, 1)
+
+
+def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
+    cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
+    monkeypatch.setattr(break_even, "measured", lambda *_: always("device"))
+    cold.measure_break_evens(S, time.monotonic() - 1)
+    assert cold.break_evens.known(S) is not None
+    assert cold.break_evens.is_missing(S)
+    cold.measure_break_evens(S)
+    assert not cold.break_evens.is_missing(S)
+
+
 # --- predictions ----------------------------------------------------------------------------------
 
 
@@ -198,9 +223,9 @@ def measurements(monkeypatch):
     """Record the precisions that are measured."""
     done, real = [], break_even.measured
 
-    def measured(precision, on_device):
+    def measured(precision, on_device, until):
         done.append(precision.code)
-        return real(precision, on_device)
+        return real(precision, on_device, until)
 
     monkeypatch.setattr(break_even, "measured", measured)
     return done
@@ -273,7 +298,9 @@ def test_what_is_small_goes_by_what_a_search_before_it_measured(on_cores, monkey
     clgemm.sgemm(1.0, x, x, 1.0, x)
     clgemm.sgemm(1.0, np.ones((300, 400)), np.ones((400, 1)))
     with monkeypatch.context() as patch:
-        patch.setattr(break_even, "measured", lambda _precision, on_device: timed(on_device))
+        patch.setattr(
+            break_even, "measured", lambda _precision, on_device, _until: timed(on_device)
+        )
         multiply(200)
     assert multiply(120).route == "device"
     assert multiply(120).host_seconds is not None
@@ -316,10 +343,10 @@ def test_threads_wait_for_what_the_first_one_measures(efforts, measurements, mon
     found, real = {}, break_even.measured
     late = threading.Thread(target=lambda: found.update(late=multiply(230)))
 
-    def measured(precision, on_device):
+    def measured(precision, on_device, until):
         late.start()
         time.sleep(0.3)
-        return real(precision, on_device)
+        return real(precision, on_device, until)
 
     def work(number):
         found[number] = multiply(200 + number)
@@ -339,9 +366,9 @@ def test_measuring_keeps_no_decision_and_loses_none(cold, monkeypatch):
         cold.parameters.use(code, lookup.defaults(cold.device.traits, precision, "a test"))
     meanwhile, real = [], break_even.measured
 
-    def measured(precision, on_device):
+    def measured(precision, on_device, until):
         meanwhile.append(cold.decide(Call.of(1.0, x, x, 0.0, x.copy()), modes))
-        return real(precision, on_device)
+        return real(precision, on_device, until)
 
     monkeypatch.setattr(break_even, "measured", measured)
     multiply(201)

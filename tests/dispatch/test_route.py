@@ -185,9 +185,9 @@ def measurements(monkeypatch):
     """Record the precisions that are measured; another process' share of the machine is set."""
     done, real = [], break_even.measured
 
-    def measured(precision, on_device):
+    def measured(precision, on_device, until):
         done.append(precision.code)
-        return real(precision, on_device)
+        return real(precision, on_device, until)
 
     monkeypatch.setattr(break_even, "measured", measured)
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
@@ -546,7 +546,7 @@ def test_noise_does_not_make_the_measurement_long(monkeypatch):
         calls.append(0.5 if not calls else 0.03 if len(calls) % 2 else 2e-5)  # builds at first
         now[0] += calls[-1]
 
-    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
     monkeypatch.setattr(break_even, "time", clock)
     monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
     monkeypatch.setattr(break_even.host_blas, "multiply", slow)
