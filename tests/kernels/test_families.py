@@ -272,16 +272,25 @@ def test_counters_come_round(device, rng):
         np.testing.assert_array_equal(c, want)
 
 
+@pytest.mark.parametrize("units", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(700, 1100, 40), (33, 2100, 50)])
-def test_more_tiles_than_workers(device, shape, rng):
+def test_more_tiles_than_workers(device, shape, units, rng):
+    """As a machine with few cores has it: each of its workers computes several tiles."""
     family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
     skip_unsupported(device, family, precision)
-    config = family.default(device.traits, precision)
+    few, (m, n, k) = replace(device.traits, compute_units=units), shape
+    config = family.default(few, precision)
     config = Config.of(family.name, dict(config.params) | {"TURNS": 2})
-    problem = describe(*(Operand(np.empty(s, order="F")) for s in (shape[::2], shape[:0:-1])),
-                       np.empty(shape[:2], order="F"), reads_c=False)  # fmt: skip
-    assert family.tiles(device.traits, problem, config).tiles > device.traits.compute_units
-    verify(device, config, precision, shape, "NN", 1.0, 0.5, rng)
+    a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, k, n)
+    c = random_matrix(rng, precision, m, n)
+    want, size = reference.gemm(1.0, a, b, 0.5, c)
+    problem = describe(Operand(a), Operand(b), c, reads_c=True)
+    assert family.tiles(few, problem, config).tiles > units
+    runner = KernelRunner(device, problem, family.plan(few, problem, config))
+    places = [host_memory.place(device, x) for x in (a, b, c)]
+    runner.execute((1.0, 0.5, *places, NO_OFFSETS), poisoned=True)
+    host_memory.fetch(device, places[2], c)
+    reference.assert_within_bound(c, want, size, k, precision.eps)
 
 
 CUT_ALONG_K = [(3, 5, 5000), (70, 33, 5000), (64, 64, 4099)]

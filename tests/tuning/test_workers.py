@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers import CPU, GPU, PATIENCE
@@ -148,7 +149,7 @@ def test_how_many_workers_there_are_follows_the_cores(monkeypatch):
 def clock(monkeypatch):
     """Set the time: clock[0]."""
     now = [1000.0]
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
