@@ -9,6 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from helpers import PATIENCE
 
 from clgemm.interpose import stub
 from clgemm.interpose.entries import Entry
@@ -157,7 +158,7 @@ def compiled(folder, name, source, *options):
     path, text = folder / f"{name}.so", folder / f"{name}.c"
     text.write_text(source)
     command = [COMPILER, "-shared", "-fPIC", "-O1", "-o", path, text, *options, "-lpthread"]
-    subprocess.run(list(map(str, command)), check=True, timeout=60)
+    subprocess.run(list(map(str, command)), check=True, timeout=PATIENCE)
     return path
 
 

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from dataclasses import fields, replace
 
@@ -22,6 +23,11 @@ from clgemm.traits import DeviceTraits
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 THREADS = 8
+PATIENCE = 300.0
+"""Seconds until something counts as hung: far more than it takes on a machine with much else to do.
+
+What is asserted of a time goes by a clock that the test moves, or by this.
+"""
 
 _FACTS = {
     "platform": "A platform", "platform_version": "OpenCL 3.0 A", "vendor": "A vendor",
@@ -116,10 +122,18 @@ def run_threads(work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "a thread hangs"
     if failures:
         raise failures[0]
+
+
+def wait_until(is_true, what="it never came about"):
+    """Wait until something is true; a test must fail, not hang."""
+    end = time.monotonic() + PATIENCE
+    while not is_true():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
 
 
 def heard(call):
@@ -138,7 +152,7 @@ def quiet(call):
         return call()
 
 
-def run_python(program, *arguments, timeout=60, **environment):
+def run_python(program, *arguments, timeout=PATIENCE, **environment):
     """Run a program in a fresh interpreter with more environment variables; None removes one."""
     merged = {k: v for k, v in (os.environ | environment).items() if v is not None}
     return subprocess.run(

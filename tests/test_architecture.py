@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from helpers import PATIENCE
 
 import clgemm
 from clgemm.kernels import FAMILIES, source
@@ -248,7 +249,7 @@ if sys.platform == "linux":
     assert "opencl" not in maps and "pocl" not in maps and "intelocl" not in maps
 assert clgemm.__all__ and all(hasattr(clgemm, name) for name in clgemm.__all__)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 def modules():
@@ -342,7 +343,7 @@ def test_kernel_files_are_read_as_resources(tmp_path):
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert run.stdout.split() == [source.family_hash("direct"), str(len(source.read("common.cl")))]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import PATIENCE
 
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():
@@ -129,7 +130,7 @@ def command(device, *options, script="bench_shapes.py"):
     more = {"CLGEMM_TUNE": "off", "CLGEMM_DEVICE": device.traits.platform.split()[0]}
     return subprocess.run(
         [sys.executable, str(BENCH / script), *options],
-        capture_output=True, text=True, timeout=120, check=False, env=clean | more,
+        capture_output=True, text=True, timeout=PATIENCE, check=False, env=clean | more,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import run_python
+from helpers import PATIENCE, run_python
 
 import clgemm
 from clgemm.cli import main
@@ -211,7 +211,7 @@ def test_as_a_module(device):
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert device.traits.describe() in run.stdout

@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import run_threads
+from helpers import PATIENCE, run_threads
 
 import clgemm
 from clgemm import settings
@@ -353,7 +353,7 @@ def test_threads_wait_for_what_the_first_one_measures(efforts, measurements, mon
 
     monkeypatch.setattr(break_even, "measured", measured)
     run_threads(work)
-    late.join(60)
+    late.join(PATIENCE)
     assert "late" in found
     assert all(x.host_seconds is not None for x in found.values())
     assert (len(efforts), measurements) == (1, ["s"])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from helpers import PATIENCE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,7 +134,7 @@ def test_the_parts_make_the_whole(m, n, k, batch, beta):
 
 def test_equal_devices_work_at_the_same_time():
     problem, call, want = case(4 * GRAIN, 1, 2)
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=PATIENCE)
 
     class Meeting(Runner):
         def run(self, call, stop=None):
@@ -166,13 +167,13 @@ def test_when_one_device_fails_the_others_hear_of_it(order):
 
     class Failing(Runner):
         def run(self, _call, _stop=None):
-            assert begun.wait(20)
+            assert begun.wait(PATIENCE)
             raise MemoryError("full")
 
     class Listening(Runner):
         def run(self, _call, stop=None):
             begun.set()
-            heard.append(stop.wait(20))
+            heard.append(stop.wait(PATIENCE))
             raise CancelledError
 
     members = [

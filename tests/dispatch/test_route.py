@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from dataclasses import FrozenInstanceError, replace
 from types import SimpleNamespace
 
@@ -497,14 +496,28 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
     assert len(calls) > 4 * 8
 
 
-def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop time, for the measurement alone: its products move it on, and the host's take 20 us."""
+    found = SimpleNamespace(now=100.0)
+
+    def host(*_arguments, **_more):
+        found.now += 2e-5
+
+    stopped = SimpleNamespace(perf_counter=lambda: found.now, monotonic=lambda: found.now)
+    monkeypatch.setattr(break_even, "time", stopped)
+    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
+    monkeypatch.setattr(break_even.host_blas, "multiply", host)
+    return found
+
+
+def test_a_moment_of_noise_does_not_end_the_measurement(clock, monkeypatch):
     """A thread that has to wait for its turn takes 10 ms for a product of 1 us."""
     calls = []
 
     def on_device(call):
         calls.append(call)
-        if len(calls) < 4:
-            time.sleep(0.03)
+        clock.now += 0.03 if len(calls) < 4 else 1e-6
 
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:6])
     found = break_even.measured(PRECISIONS["s"], on_device)
@@ -512,43 +525,41 @@ def test_a_moment_of_noise_does_not_end_the_measurement(monkeypatch):
     assert max(found.device.seconds.values()) < 0.01
 
 
-def test_a_slow_device_is_not_measured_for_long():
+def test_a_slow_device_is_not_measured_for_long(clock):
     def on_device(call):
-        time.sleep(1e-8 * call.a.size * call.c.shape[-1])
+        clock.now += 1e-8 * call.a.size * call.c.shape[-1]
 
-    start = time.perf_counter()
+    start = clock.now
     found = break_even.measured(PRECISIONS["s"], on_device)
-    assert time.perf_counter() - start < 3 * break_even.MOST_SECONDS
+    longest = break_even.MOST * break_even.LONGEST  # the last ones may begin just before the end
+    assert clock.now - start < break_even.MOST_SECONDS + 2 * longest
     assert SHAPES[0] in found.device.seconds
     assert Shape(1024, 1024, 1024) not in found.device.seconds
 
 
-def test_noise_in_the_first_pass_is_measured_again(monkeypatch):
+def test_noise_in_the_first_pass_is_measured_again(clock, monkeypatch):
     """However long it made a small product: larger ones were faster."""
     calls, spoilt = [], SHAPES[3]
 
     def on_device(call):
         shapes = call.a.shape, call.b.shape
         calls.append(shapes)
-        if shapes == (spoilt[::2], spoilt[2:0:-1]) and calls.count(shapes) <= break_even.LEAST:
-            time.sleep(0.004)
+        noisy = shapes == (spoilt[::2], spoilt[2:0:-1]) and calls.count(shapes) <= break_even.LEAST
+        clock.now += 0.004 if noisy else 1e-6
 
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:6])
     found = break_even.measured(PRECISIONS["s"], on_device)
     assert found.device.seconds[spoilt] < 0.003
 
 
-def test_noise_does_not_make_the_measurement_long(monkeypatch):
-    """One product in two waits for its turn, by a clock that only products move."""
-    now, calls = [100.0], []
+def test_noise_does_not_make_the_measurement_long(clock, monkeypatch):
+    """One product in two waits for its turn."""
+    calls = []
 
     def slow(*_arguments, **_more):
         calls.append(0.5 if not calls else 0.03 if len(calls) % 2 else 2e-5)  # builds at first
-        now[0] += calls[-1]
+        clock.now += calls[-1]
 
-    clock = SimpleNamespace(perf_counter=lambda: now[0], monotonic=lambda: now[0])
-    monkeypatch.setattr(break_even, "time", clock)
-    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
     monkeypatch.setattr(break_even.host_blas, "multiply", slow)
     found = break_even.measured(PRECISIONS["s"], slow)
     assert sum(calls[1:]) < break_even.MOST_SECONDS + 2 * break_even.LEAST * 0.03

@@ -36,7 +36,7 @@ from clgemm.errors import ClgemmError, ClgemmWarning
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SECONDS = 60  # until something counts as hung
+SECONDS = 300  # until something counts as hung
 SAMPLE = 5  # one fault in so many is tried where a process must be new to each
 
 

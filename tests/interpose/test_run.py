@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import PATIENCE
 
 from clgemm.interpose import stub
 
@@ -66,7 +67,7 @@ def run(folder, *words, ours=()):
     command = [sys.executable, *ours, *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     found = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
         check=False,
     )  # fmt: skip
     plain = re.sub(r"0x[0-9a-f]+", "0x", found.stdout)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import reference
-from helpers import needs_fork, run_python, run_threads
+from helpers import PATIENCE, needs_fork, run_python, run_threads
 
 import clgemm
 from clgemm.problem import PRECISIONS
@@ -98,7 +98,7 @@ def call():
         failures.append(error)
 threads = [threading.Thread(target=call) for _ in range(3)]
 threads[0].start()
-assert begun.wait(20)
+begun.wait()
 [t.start() for t in threads[1:]]
 [t.join() for t in threads]
 assert not failures, failures
@@ -116,13 +116,14 @@ def test_a_check_of_a_configuration_spoils_no_product_of_another_thread(device):
     with registry.using(device), ThreadPoolExecutor(1) as pool:
         want = clgemm.matmul(a, a)
         assert verifier.quick_mismatch(config) is None
-        for _ in range(8):
+        end = time.monotonic() + PATIENCE
+        while checked < 8:
+            assert time.monotonic() < end, "no check runs beside a product: nothing is tested"
             product = pool.submit(clgemm.matmul, a, a)
             while not product.done():
                 assert verifier.quick_mismatch(config) is None
                 checked += 1
             np.testing.assert_array_equal(product.result(), want)
-    assert checked, "no check ran beside a product: the test tests nothing"
 
 
 def test_the_interpreter_runs_on_while_the_device_works(device):
@@ -135,10 +136,10 @@ def test_the_interpreter_runs_on_while_the_device_works(device):
             counted[0] += 1
             time.sleep(0)
 
-    thread, during, end = threading.Thread(target=count), 0, time.monotonic() + 20
+    thread, during, end = threading.Thread(target=count), 0, time.monotonic() + PATIENCE
     with registry.using(device):
         clgemm.sgemm(1.0, a, a)
-        sys.setswitchinterval(30)
+        sys.setswitchinterval(2 * PATIENCE)
         try:
             thread.start()
             while during < 100 and time.monotonic() < end:
@@ -165,7 +166,7 @@ want = a @ a
 def right():
     return np.allclose(clgemm.sgemm(1.0, a, a), want, atol=1e-3)
 
-def wait(child, seconds=20):
+def wait(child, seconds=100):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -283,7 +284,10 @@ thread.join()
     "in the middle of a long call": """
 vector = np.ones(20000)
 wide = np.lib.stride_tricks.sliding_window_view(vector, 10000)[:3000]
-thread = threading.Thread(target=lambda: clgemm.dgemm(1.0, wide, wide.T), daemon=True)
+def call():
+    while True:
+        clgemm.dgemm(1.0, wide, wide.T)
+thread = threading.Thread(target=call, daemon=True)
 assert right()
 thread.start()
 while not registry.current().running and thread.is_alive():
@@ -291,8 +295,8 @@ while not registry.current().running and thread.is_alive():
 child = os.fork()
 if not child:
     os._exit(0 if right() else 5)
-assert thread.is_alive(), "the call was not long enough to test anything"
 assert wait(child) == 0
+assert thread.is_alive(), "the call has failed"
 """,
     "and ends like any program": """
 import scipy.linalg.blas
@@ -352,7 +356,7 @@ assert right()
 def work(number):
     return right()
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    assert pool.map_async(work, range(4)).get(20) == [True] * 4
+    assert pool.map_async(work, range(4)).get(100) == [True] * 4
 """,
 }
 
@@ -361,12 +365,12 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
 @needs_fork
 @pytest.mark.parametrize("how", FORKS)
 def test_a_forked_child_computes_and_never_hangs(device, how):
-    run = run_python(FORK + FORKS[how], timeout=100, CLGEMM_DEVICE=device.traits.platform)
+    run = run_python(FORK + FORKS[how], CLGEMM_DEVICE=device.traits.platform)
     assert run.returncode == 0, run.stderr
 
 
 # Other threads are anywhere in the driver when the children are forked.
-STORM_TURNS = int(os.environ.get("STORM_TURNS", "80"))  # of five forks each; .ci/full has more
+STORM_TURNS = int(os.environ.get("STORM_TURNS", "30"))  # of five forks each; .ci/full has more
 
 STORM = """
 import scipy.linalg.blas  # or each child would
@@ -401,23 +405,26 @@ def go_on(work):
 threads = [threading.Thread(target=go_on, args=(x,)) for x in (multiply, build, verify, open)]
 [t.start() for t in threads]
 try:
-    for turn in range(int(sys.argv[1])):
+    turn = 0
+    while turn < int(sys.argv[1]) or not all(done.values()):
+        turn += 1
         assert [in_child(right) for _ in range(4)] == [0] * 4, turn
         assert in_child_that_ends_like_any_program(right) == 0
 finally:
     stop = True
-    [t.join(60) for t in threads]
+    [t.join(100) for t in threads]
 assert not any(t.is_alive() for t in threads), "a thread hangs"
-assert all(done.values()), done
 assert right()
 """
 
 
 @pytest.mark.process
 @needs_fork
-@pytest.mark.parametrize("turns", [20, pytest.param(STORM_TURNS, marks=pytest.mark.slow)])
-def test_children_forked_anywhere_in_the_driver_compute_and_end(device, turns):
-    run = run_python(FORK + STORM, turns, timeout=600, CLGEMM_DEVICE=device.traits.platform)
+def test_children_forked_anywhere_in_the_driver_compute_and_end(device):
+    run = run_python(
+        FORK + STORM, STORM_TURNS, timeout=30 * STORM_TURNS + PATIENCE,
+        CLGEMM_DEVICE=device.traits.platform,
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
 
 
@@ -509,18 +516,21 @@ LONG = """
 import os, signal, sys, threading, time
 import numpy as np
 import clgemm
-from clgemm.runtime import registry
+from clgemm.runtime import ending, processor, registry
 
 vector = np.random.default_rng(3).uniform(-1, 1, 120_000)
 wide = np.lib.stride_tricks.sliding_window_view(vector, 100_000)[:4000]
 small = np.eye(90)
 clgemm.dgemm(1.0, small, small)
+ending.PATIENCE_SECONDS = 100  # a busy machine needs longer for what the end waits for
 """
 
 INTERRUPTED = """
 def press():
+    while os.environ["CLGEMM_ROUTE"] == "device" and not registry.current().running:
+        time.sleep(0.001)
     time.sleep(0.5)
-    pressed.append(time.monotonic())
+    pressed.extend((time.process_time(), time.monotonic()))
     os.kill(os.getpid(), signal.SIGINT)
 
 if os.environ["CLGEMM_ROUTE"] == "host":  # SciPy would copy what overlaps
@@ -528,12 +538,15 @@ if os.environ["CLGEMM_ROUTE"] == "host":  # SciPy would copy what overlaps
 before = vector.copy()
 for out in (None, np.zeros((len(wide), len(wide)), order="F")):
     pressed = []
-    threading.Thread(target=press).start()
     try:
-        clgemm.dgemm(1.0, wide, wide.T, 1.0, out, overwrite_c=1)
+        threading.Thread(target=press).start()
+        while True:  # where a call is over in less than half a second
+            clgemm.dgemm(1.0, wide, wide.T, 1.0, out, overwrite_c=1)
     except KeyboardInterrupt:
-        passed = time.monotonic() - pressed[0]
-    assert passed < 3, f"{passed:.2f} s until Ctrl-C was heard"
+        computed, passed = time.process_time() - pressed[0], time.monotonic() - pressed[1]
+    # What others take of the cores is no fault of ours.
+    late = f"{passed:.2f} s until Ctrl-C was heard, of which {computed:.2f} s of computing"
+    assert computed < 3 * processor.usable_cores() and passed < 60, late
     assert (vector == before).all()
     device = registry.opened()
     assert device is None or not device.running
@@ -551,12 +564,14 @@ np.testing.assert_allclose(clgemm.sgemm(1.0, a, a), a @ a, atol=1e-2)
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["device", "host"])
 def test_ctrl_c_is_heard_in_a_long_call(device, route):
-    """Within a second, on a machine that does nothing else; nothing runs on behind it."""
+    """Within a second, on a machine that does nothing else; nothing runs on behind it.
+
+    Seconds of the process' own computing are counted: a busy machine has more of the others.
+    """
     if os.name != "posix":
         pytest.skip("another system's keyboard")
     run = run_python(
-        LONG + INTERRUPTED, timeout=100,
-        CLGEMM_DEVICE=device.traits.platform, CLGEMM_ROUTE=route,
+        LONG + INTERRUPTED, CLGEMM_DEVICE=device.traits.platform, CLGEMM_ROUTE=route,
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
 
@@ -569,7 +584,7 @@ def test_ctrl_c_is_heard_while_several_devices_compute():
         pytest.skip(f"another system's keyboard, or CPU devices of one platform: {platforms}")
     check = "assert clgemm.explain(wide, wide.T).shares\n"
     run = run_python(
-        LONG + check + INTERRUPTED, timeout=100,
+        LONG + check + INTERRUPTED,
         CLGEMM_DEVICE=",".join(platforms), CLGEMM_ROUTE="device", CLGEMM_TUNE="off",
     )  # fmt: skip
     assert (run.returncode, run.stderr) == (0, "")
@@ -580,18 +595,22 @@ def test_ctrl_c_is_heard_while_several_devices_compute():
 def test_a_program_ends_in_the_middle_of_a_call(device, count):
     """A thread that is inside the driver then would take the interpreter down, or hold it up."""
     program = f"""
+over = False
 def call():
-    clgemm.dgemm(1.0, wide, wide.T)
-    print("a result that was never computed")
+    while True:
+        clgemm.dgemm(1.0, wide, wide.T)
+        if over:
+            print("a result that was never computed")
 for _ in range({count}):
     threading.Thread(target=call, daemon=True).start()
 device = registry.current()
 while len(device.running) < {count}:
     time.sleep(0.001)
 time.sleep(0.1)
+over = True
 print("end")
 """
-    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+    run = run_python(LONG + program, CLGEMM_DEVICE=device.traits.platform)
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
@@ -611,7 +630,7 @@ x = clgemm.to_device(small)
 clgemm.matmul(x, x)
 began.wait()
 """
-    run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+    run = run_python(LONG + program, CLGEMM_DEVICE=device.traits.platform)
     assert (run.returncode, run.stdout, run.stderr) == (0, "given back\n", "")
 
 
@@ -626,7 +645,7 @@ for _ in range(4):
 time.sleep(0.2)
 """
     for _ in range(3):
-        run = run_python(LONG + program, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+        run = run_python(LONG + program, CLGEMM_DEVICE=device.traits.platform)
         assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
@@ -636,21 +655,28 @@ def test_the_end_waits_for_threads_that_are_inside_a_driver_otherwise(device, wh
     """The interpreter would end them there, which takes the program down."""
     program = """
 from clgemm.runtime import programs
-began = threading.Event()
-compiled = programs.compiled
+import pyopencl
+began, said = threading.Event(), threading.Event()
+compiled, copy = programs.compiled, pyopencl.enqueue_copy
 def slowly(*args):
     began.set()
-    time.sleep(0.5)
+    said.wait()
+    time.sleep(0.3)
     program = compiled(*args)
     print("built")
     return program
+def copy_slowly(*args, **more):  # called by pyopencl
+    began.set()
+    said.wait()
+    time.sleep(0.3)
+    return copy(*args, **more)
 def build():
     programs.compiled = slowly
     clgemm.zgemm(1.0, small, small)
     print("a result that nobody waits for")
 def get():
-    x = clgemm.matmul(*[clgemm.to_device(wide[:3000, :3000])] * 2)
-    began.set()
+    x = clgemm.matmul(*[clgemm.to_device(wide[:300, :300])] * 2)
+    pyopencl.enqueue_copy = copy_slowly
     x.get()
     print("brought")
     clgemm.to_device(small)
@@ -660,8 +686,9 @@ def get():
 threading.Thread(target={where}, daemon=True).start()
 began.wait()
 print("end", flush=True)
+said.set()
 """
-    run = run_python(LONG + program + start, timeout=60, CLGEMM_DEVICE=device.traits.platform)
+    run = run_python(LONG + program + start, CLGEMM_DEVICE=device.traits.platform)
     last = {"build": "built\n", "get": "brought\n"}[where]
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n" + last, "")
 
@@ -693,7 +720,7 @@ def work(number):
 if __name__ == "__main__":
     work(1)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.map_async(work, range(4)).get(50) == [0.0, 1.0, 2.0, 3.0]
+        assert pool.map_async(work, range(4)).get(100) == [0.0, 1.0, 2.0, 3.0]
 """
     )
     program = (

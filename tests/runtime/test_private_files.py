@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers import entry_with, heard, quiet, run_python
+from helpers import PATIENCE, entry_with, heard, quiet, run_python
 
 from clgemm.cli import cache as cache_command
 from clgemm.dispatch import break_even
@@ -47,7 +47,7 @@ def nothing_said(monkeypatch):
     monkeypatch.setattr(private_files, "_warned", set())
     monkeypatch.setattr(store, "_warned", set())
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for a planted file"))
-    signal.alarm(100)
+    signal.alarm(2 * int(PATIENCE))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -336,7 +336,7 @@ print(json.dumps([str(w.message) for w in caught if folder in str(w.message)]))
 
 def warned_by_products(folder, before, device, user=-1):
     run = run_python(
-        PRODUCT, folder, user, timeout=90, CLGEMM_TUNE="auto", CLGEMM_TUNE_SECONDS=1,
+        PRODUCT, folder, user, CLGEMM_TUNE="auto", CLGEMM_TUNE_SECONDS=1,
         CLGEMM_ROUTE="auto", CLGEMM_DEVICE=device.traits.platform, CLGEMM_CACHE_DIR=before,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

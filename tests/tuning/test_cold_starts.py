@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from helpers import CPU, run_python
+from helpers import CPU, PATIENCE, run_python, wait_until
 
 from clgemm.errors import TuningError
 from clgemm.tuning.store import locks
@@ -28,9 +27,8 @@ from types import SimpleNamespace
 
 folder, mode, others = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4]) - 1
 sys.path.insert(0, sys.argv[3])
-from helpers import CPU
+from helpers import CPU, PATIENCE, entry_with
 from clgemm.errors import TuningError
-from helpers import entry_with
 from clgemm.tuning.store import lookup, store
 from clgemm.tuning import tuner, verification
 
@@ -38,7 +36,7 @@ def search(self, precision, store, effort):
     with (folder / "searches").open("a") as file:
         file.write("search\\n")
     first = len((folder / "searches").read_text().split()) == 1
-    patience = time.monotonic() + 8  # less than the others have
+    patience = time.monotonic() + PATIENCE / 2  # less than the others have
     while mode in ("works", "fails") and len(list(folder.glob("waiting*"))) < others:
         if time.monotonic() > patience:
             break
@@ -63,22 +61,13 @@ def note(record):
 tuner.log.addFilter(note)
 tuner.log.setLevel("INFO")
 tuner.Parameters._search = search
-if mode == "hangs":
-    store.PATIENCE_SECONDS = 0.3
+store.PATIENCE_SECONDS = 0.3 if mode == "hangs" else PATIENCE
 (folder / f"ready{os.getpid()}").touch()
 while not (folder / "go").exists():
     time.sleep(0.005)
 parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
 print(parameters.of("s").origin, flush=True)
 """
-
-
-def wait_for(condition, what):
-    """Wait until a condition holds; a test must fail, not hang."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.005)
 
 
 class Cold:
@@ -103,7 +92,7 @@ class Cold:
             )
             for _ in range(count)
         ]
-        wait_for(lambda: len(list(folder.glob("ready*"))) == count or self.ended(), "no start")
+        wait_until(lambda: len(list(folder.glob("ready*"))) == count or self.ended(), "no start")
         assert self.ended() == [], "a process ended early"
         (folder / "go").touch()
 
@@ -120,7 +109,9 @@ class Cold:
 
     def origins(self):
         """Wait for all; return what each of those that did not die has its parameters from."""
-        results = [(*child.communicate(timeout=60), child.returncode) for child in self.children]
+        results = [
+            (*child.communicate(timeout=PATIENCE), child.returncode) for child in self.children
+        ]
         assert [err for _, err, code in results if code > 0] == []
         return [out.strip() for out, _, code in results if code == 0]
 
@@ -153,7 +144,7 @@ def test_a_searcher_that_is_killed_keeps_nobody_waiting(tmp_path):
 @pytest.mark.slow
 def test_a_search_that_does_not_end_is_tried_once_more_and_not_more_often(tmp_path):
     with Cold(tmp_path, 5, "hangs") as cold:
-        wait_for(lambda: len(cold.ended()) == 3, "three should have gone on with defaults")
+        wait_until(lambda: len(cold.ended()) == 3, "three should have gone on with defaults")
         assert cold.searches() == 2
         (tmp_path / "end").touch()
         origins = cold.origins()
@@ -171,7 +162,7 @@ def test_a_search_that_fails_is_not_repeated_by_those_who_waited(tmp_path):
     assert sum("failed in another process: nothing works" in origin for origin in origins) == 3
 
 
-def turns(path, patience=10.0):
+def turns(path, patience=PATIENCE):
     """Take a turn; say what was got and whether it was waited for."""
     waited = []
     return locks.turn(path, patience, lambda: waited.append(True)), waited
@@ -196,9 +187,9 @@ def test_who_waits_gets_the_turn_when_it_ends(tmp_path):
     thread = threading.Thread(target=wait)
     with taken:
         thread.start()
-        wait_for(lambda: waited, "it did not wait")
+        wait_until(lambda: waited, "it did not wait")
         assert got == []
-    thread.join(10)
+    thread.join(PATIENCE)
     assert got == [""]
 
 
@@ -215,12 +206,12 @@ def test_a_failure_is_told_to_those_who_wait_and_forgotten_after(tmp_path):
     def fail():
         with taken:
             thread.start()
-            wait_for(lambda: waited, "it did not wait")
+            wait_until(lambda: waited, "it did not wait")
             raise TuningError("no candidate")
 
     with pytest.raises(TuningError):
         fail()
-    thread.join(10)
+    thread.join(PATIENCE)
     assert got == ["it failed in another process: no candidate"]
     with turns(tmp_path / "lock")[0] as refusal:
         assert refusal == "", "who did not wait tries"
@@ -292,22 +283,23 @@ def read(path):
     return json.loads(path.read_text())
 
 written = []
-for turn in range(50):
+for turn in range(40):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
         try:
-            tune(turn, lambda name: os.write(writer, f"{name} ".encode()))
-            time.sleep(60)
+            tune(turn, lambda name: os.write(writer, f"{name:>12}".encode()))
+            time.sleep(600)
         finally:
             os._exit(1)
     os.close(writer)
-    time.sleep(chance.uniform(0, 0.04))
+    told = [os.read(reader, 12) for _ in range(chance.randrange(5))]  # so far at least
+    time.sleep(chance.uniform(0, 0.004))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL, status
-    with os.fdopen(reader) as told:
-        written += told.read().split()
+    with os.fdopen(reader) as rest:
+        written += b" ".join(told).decode().split() + rest.read().split()
     entries = read(store.path)["entries"]
     numbers = [x["config"]["params"]["number"] for x in entries["gemm.d"]["trials"]]
     assert numbers == list(range(500))
@@ -316,9 +308,9 @@ for turn in range(50):
     if store.state_path.exists():
         read(store.state_path)
 assert written and store.interrupted()
-tune(50, written.append)
+tune(40, written.append)
 assert set(written) <= set(store.read().entries)
-assert len(store.interrupted()) <= 50
+assert len(store.interrupted()) <= 40
 assert not list(folder.glob("*.alive")), "locks of the killed are cleared away"
 print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
 """
@@ -327,9 +319,9 @@ print(len(written), len(store.interrupted()), len(list(folder.glob("*.aside"))))
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_killed_at_any_moment_nothing_is_lost(tmp_path):
-    run = run_python(KILLED, tmp_path, timeout=120)
+    run = run_python(KILLED, tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     written, interrupted, aside = map(int, run.stdout.split())
-    assert written > 20, "the last run alone writes twenty"
+    assert written > 60, "the last run alone writes twenty"
     assert interrupted > 0
     assert aside == 0

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from helpers import heard, quiet, run_python
+from helpers import PATIENCE, heard, quiet, run_python
 
 import clgemm
 from clgemm.kernels import source
@@ -343,7 +343,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path):
         subprocess.Popen([sys.executable, "-c", WRITER, tmp_path, json.dumps(IDENTITY), code])
         for code in "sd"
     ]
-    assert [child.wait(60) for child in children] == [0, 0]
+    assert [child.wait(PATIENCE) for child in children] == [0, 0]
     found = {name: entry["tuned"] for name, entry in make(tmp_path).read().entries.items()}
     assert found == {f"gemm.{code}{i}": code for code in "sd" for i in range(40)}
 

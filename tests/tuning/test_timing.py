@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,10 +24,10 @@ from clgemm.tuning.store import lookup
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Stop time; what runs moves it on."""
+    """Stop time, for the stopwatch alone; what runs moves it on."""
     now = [100.0]
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(timing.time, "sleep", lambda _: None)
+    stopped = SimpleNamespace(perf_counter=lambda: now[0], sleep=lambda _: None)
+    monkeypatch.setattr(timing, "time", stopped)
     return now
 
 
@@ -204,19 +203,21 @@ def test_what_is_timed_is_what_calls_run(device):
     assert all(problem.aligned for problem in seen)
 
 
-def test_settling_waits_for_threads_that_spin():
-    """As OpenBLAS' do for a while after a call."""
-    end = time.perf_counter() + 0.1
+@pytest.mark.parametrize(
+    ("spins", "share", "most", "passes"),
+    [
+        (0.1, 1.0, 5.0, 0.11), (0.1, 0.3, 5.0, 0.11), (0.1, 0.2, 5.0, 0.01), (0.0, 1.0, 5.0, 0.01),
+        (9.0, 1.0, 0.4, 0.40), (9.0, 1.0, 0.0, 0.00),
+    ],
+)  # fmt: skip
+def test_settling_waits_for_threads_that_spin(clock, monkeypatch, spins, share, most, passes):
+    """As OpenBLAS' do for a while after a call, with so much of a core as others leave them."""
+    begun = clock[0]
 
-    def spin():
-        while time.perf_counter() < end:
-            pass
+    def sleep(seconds):
+        clock[0] += seconds
 
-    thread = threading.Thread(target=spin)
-    thread.start()
-    timing.settle(most=5)
-    assert time.perf_counter() >= end
-    thread.join()
-    before = time.perf_counter()
-    timing.settle(most=0)
-    assert time.perf_counter() - before < 1
+    monkeypatch.setattr(timing.time, "sleep", sleep)
+    timing.time.process_time = lambda: share * min(clock[0] - begun, spins)
+    timing.settle(most=most)
+    assert clock[0] - begun == pytest.approx(passes, abs=timing.SETTLE_STEP / 2)

@@ -58,6 +58,12 @@ def cache(monkeypatch, tmp_path):
     return tmp_path / "cache"
 
 
+def set_clock(monkeypatch, now):
+    """Have a search read the time from a list; threads of others go by the real one."""
+    for module in (budget, search_loop, search_loop.pool):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+
 def new_parameters(traits=CPU):
     """Make the parameters of a device that is not here."""
     return Parameters(SimpleNamespace(traits=traits))
@@ -413,7 +419,7 @@ def test_what_was_verified_is_measured_though_no_other_fits(fake, monkeypatch):
     monkeypatch.setattr(
         budget.Budget, "note", lambda b, task, family, _: real(b, task, family, 1.5)
     )
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
 
     def answer(config, task):
         if task == Task.VERIFY:
@@ -503,7 +509,7 @@ def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):
 def test_the_budget_ends_a_search(fake, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "5")
     now = [100.0]
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
 
     def answer(config, task):
         now[0] += 0.5 * (task != Task.VERIFY)
@@ -520,7 +526,7 @@ def test_the_budget_ends_a_search(fake, monkeypatch):
 def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, status, monkeypatch):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", seconds)
     slow, waited, now = SPACE[-1], [], [100.0]
-    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+    set_clock(monkeypatch, now)
 
     def answer(config, _task):
         if config == slow:
