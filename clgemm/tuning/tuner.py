@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from clgemm import settings
-from clgemm.errors import DeviceError, TuningError
+from clgemm.errors import NoKernelError, TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.problem import ELEMENTS, INTEGERS, PRECISIONS
 from clgemm.runtime import ending
@@ -109,7 +109,7 @@ class Parameters:
 
     def _chosen(self, problem: Gemm) -> Config:
         if problem.precision in INTEGERS:
-            raise DeviceError(
+            raise NoKernelError(
                 f"{self._device.traits.describe()} has no kernel for {problem.precision}: "
                 "NumPy's own matmul computes it"
             )
