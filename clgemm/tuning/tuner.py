@@ -171,7 +171,7 @@ class Parameters:
         return tuned
 
     def _without_family(self, precision: Precision, tuned: Tuned, name: str) -> Tuned:
-        """Refuse a family whose default is wrong; the last resort takes the place of the last one."""
+        """Refuse a family whose default is wrong; after the last one comes the last resort."""
         self.refused.add(name)
         if tuned.configs or name == LAST_RESORT.name:
             return tuned

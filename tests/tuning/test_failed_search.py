@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import CPU, heard, quiet, square
 
-from clgemm.errors import NoKernelError, TuningError
+from clgemm.errors import ClgemmWarning, NoKernelError, TuningError
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
 from clgemm.tuning import tuner
@@ -58,7 +58,10 @@ def test_a_default_that_is_wrong_is_not_used(parameters, wrong):
 
 def test_where_no_kernel_is_right_there_is_no_result(parameters, wrong):
     wrong.families = {"cpu_packed", "direct"}
-    with pytest.warns(UserWarning), pytest.raises(NoKernelError, match="no kernel computes right"):
+    with (
+        pytest.warns(ClgemmWarning, match="is not used"),
+        pytest.raises(NoKernelError, match="no kernel computes right"),
+    ):
         parameters.config_for(square(100))
     with pytest.raises(NoKernelError, match="CLGEMM_ROUTE=host"):
         parameters.config_for(square(200))
