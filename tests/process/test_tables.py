@@ -18,18 +18,18 @@ pytestmark = pytest.mark.process
 
 
 def test_tables_forget_contexts_that_the_caller_dropped(device, rng, monkeypatch):
-    """When another one comes, as soon as the driver lets go of the queue."""
+    """When others come: some drivers hold a queue as long as what lies idle for it is kept."""
     for name in ("_states", "_foreign"):
         monkeypatch.setattr(registry, name, {})
     monkeypatch.setattr(engine, "_engines", {})
     host = rng.standard_normal((20, 20)).astype(np.float32)
-    for _ in range(4):
+    for _ in range(6):
         context = cl.Context(device.context.devices)
         queue = cl.CommandQueue(context)
         x = opencl.arrays().to_device(queue, host)
         np.testing.assert_allclose(clgemm.matmul(x, x).get(), host @ host, atol=1e-4)
         tables = registry._foreign, registry._states, engine._engines
-        assert max(map(len, tables)) <= 2
+        assert max(map(len, tables)) <= 3
         del context, queue, x
         gc.collect()
 
