@@ -46,3 +46,21 @@ def test_a_fault_while_a_product_is_decided_on_is_that_call_s_alone(
             np.testing.assert_array_equal(clgemm.matmul(x, b), x @ b, strict=True)
             assert clgemm.explain(x, b).device, "the next one is computed there"
     engine.of(device).forget()
+
+
+@pytest.mark.families("cpu_packed")
+def test_a_stack_that_a_device_fails_on_once_is_not_numpys_for_good(device, rng, monkeypatch):
+    """What was remembered as the host's would never come to the device again."""
+
+    def build(*_):
+        raise DeviceError("it was lost")
+
+    used = engine.of(device)
+    used.forget()
+    stack, b = rng.integers(-99, 99, (2, 150, 160)), rng.integers(-99, 99, (160, 170))
+    with registry.using(device), clgemm.settings.using(route="auto"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "build", build)
+            np.testing.assert_array_equal(clgemm.matmul(stack, b), stack @ b, strict=True)
+        assert not used.repeated
+    used.forget()
