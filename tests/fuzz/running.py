@@ -35,7 +35,7 @@ ROUTES = ("device", "auto", "host")
 MISCOMPILED = frozenset({("Portable Computing Language", "batched")})
 """Families that a platform's compiler gets wrong, and that clgemm does not use there.
 
-PoCL 3.1 has the first columns of a zgemm of 6 x 36 x 6 wrong if A alone is transposed; the kernel is
+PoCL 3.1 has the first columns of a zgemm of 6 x 36 x 6 wrong with some transposes; the kernel is
 right on Intel's runtime and on Oclgrind, which reports nothing.  It is for GPUs.
 """
 
