@@ -26,6 +26,10 @@ class BuildError(DeviceError):
     """An OpenCL compiler refused a kernel; the message ends with its log."""
 
 
+class NoKernelError(DeviceError):
+    """No kernel is left that computes in a type on a device: all that could were refused."""
+
+
 class TuningError(ClgemmError, RuntimeError):
     """No candidate survived a tuning run, or a tuning setting cannot be used."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 else:
     _StaticMethod = staticmethod
 
+_ANYTHING = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 
 
@@ -58,7 +59,10 @@ class _StandIn(_StaticMethod):
             return getattr(self._original(), name)
         if name == "__signature__":
             with contextlib.suppress(ValueError):  # the original's is not known
-                return inspect.signature(self._original())
+                found = inspect.signature(self._original())
+                # Python 3.13 says of any compiled object at least that it can be called.
+                if any(x.kind not in _ANYTHING for x in found.parameters.values()):
+                    return found
         raise AttributeError(f"{self!r} has no attribute {name}")
 
     def __reduce__(self) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clgemm.dispatch import engine
 from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.errors import ClgemmWarning, DeviceError
+from clgemm.host import blas as host_blas
 from clgemm.problem import INTEGER_DTYPES
 from clgemm.settings import chooses_route
 
@@ -37,7 +38,7 @@ def compute(call: Call, by_host: Callable[[Call], object]) -> bool:
         return engine.compute(call, by_host)
     except (DeviceError, MemoryError) as error:
         _warn_once(f"NumPy multiplies integers from here on where a device fails: {error}")
-        by_host(call)
+        host_blas.multiply(call)  # this one alone: a later call may find the device well
         return False
 
 

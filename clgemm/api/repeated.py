@@ -14,8 +14,9 @@ import numpy as np
 
 from clgemm import settings
 from clgemm.dispatch import engine as engines
+from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import ELEMENT_OF, Call, address_of, is_same_memory
+from clgemm.problem import ELEMENT_OF, INTEGER_DTYPES, Call, address_of, is_same_memory
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -175,7 +176,11 @@ class _ByDevice:
         """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
         if call.is_gram or call.c.dtype != call.a.dtype or engines.partners_of(known):
             return None
-        found = cls(known, call)
+        try:
+            found = cls(known, call)
+        except (DeviceError, MemoryError) as error:  # the product itself has been computed
+            log.debug("how a product was computed is not kept: %s", error)
+            return None
         decision = found._decision
         return found if not decision.copied and decision.route.where == "device" else None
 
@@ -210,7 +215,12 @@ class _ByDevice:
             call = Call(alpha, b.T, a.T, 0.0, c.T, conj[0], conj[1], transposed=True)
         else:
             call = Call(alpha, a, b, 0.0, c, conj[0], conj[1])
-        known.run(self._decision, call)
+        try:
+            known.run(self._decision, call)
+        except (DeviceError, MemoryError):
+            if c.dtype not in INTEGER_DTYPES:
+                raise
+            return None  # the long way has NumPy compute what a device fails to
         return c
 
 

@@ -29,7 +29,7 @@ from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.trial import Trials
-from clgemm.errors import BuildError, ClgemmError, DeviceError
+from clgemm.errors import BuildError, ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
 from clgemm.kernels import BY_NAME, LAST_RESORT
@@ -237,9 +237,12 @@ class Engine:
             chosen = Route(HOST, "it does not fit the device, which integers have to")
         if call.c.dtype != bool and problem.m > 1:  # as a trial's own C has to be
             chosen = self._tried(call, problem, chosen)
+        if chosen.where == HOST:
+            return Decision(_HOST, problem, chosen)
         try:
-            return Decision(_HOST if chosen.where == HOST else self.build(problem), problem, chosen)
-        except (BuildError, DeviceError) as error:  # which has been logged
+            with translated_errors(f"{problem.precision} matmul on {self.device}"):
+                return Decision(self.build(problem), problem, chosen)
+        except NoKernelError as error:  # what else fails may be well when the next call asks
             return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 
     def _tried(self, call: Call, problem: Gemm, predicted: Route) -> Route:

@@ -71,10 +71,13 @@ def is_outer(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
     """Return a @ b of such operands by SciPy's gemm, in a fraction of the time of NumPy's loop.
 
-    What is written is the same: sums of one product.
+    What is written is the same: sums of one product.  SciPy would write into a copy of what it
+    cannot write into, so a result of another type or shape is NumPy's, as are mistakes.
     """
-    c = np.empty((a.shape[0], b.shape[1]), a.dtype) if out is None else out
-    fits = a.dtype in BY_DTYPE and c.flags.carray and not (out is not None and _overlaps(out, a, b))
+    shape = a.shape[0], b.shape[1]
+    c = np.empty(shape, a.dtype) if out is None else out
+    fits = a.dtype in BY_DTYPE and (c.shape, c.dtype) == (shape, a.dtype) and c.flags.carray
+    fits = fits and not (out is not None and _overlaps(out, a, b))
     if not fits or not (scipy_blas.is_loaded() or c.size > OUTER):
         return matmul(a, b, out=c)
     routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)

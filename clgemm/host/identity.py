@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ def identity() -> dict[str, str | int]:
 
     What NumPy's library says of itself is apart, since it changes: see `library`.
     """
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    blas = _build_facts().get("Build Dependencies", {}).get("blas", {})
     return {
         "processor": processor.identity() or platform.machine(),
         "cores": processor.usable_cores(),
@@ -31,6 +32,14 @@ def identity() -> dict[str, str | int]:
             f"{name}={os.environ[name]}" for name in THREAD_VARIABLES if os.environ.get(name)
         ),
     }
+
+
+def _build_facts() -> Any:
+    """Return what NumPy knows of its build; NumPy 1.25 can only print it."""
+    try:
+        return np.show_config(mode="dicts")
+    except TypeError:
+        return {}
 
 
 def library() -> dict[str, str | int]:

@@ -36,6 +36,8 @@ class Quirk:
     reason: str
     facts: tuple[tuple[str, Any], ...]
     """Traits that differ from what was read."""
+    name: str = ""
+    """Part of the device's name."""
 
 
 # Everything that depends on a driver's name stands here and nowhere else.
@@ -50,6 +52,8 @@ QUIRKS = (
     Quirk("NVIDIA CUDA", "keeps what it compiled in ~/.nv", (("caches_programs", True),)),
     Quirk("Oclgrind", "interprets LLVM IR, without clang's target builtins",
           (("kind", "cpu"), ("unified_memory", True), ("caches_programs", True))),
+    Quirk("rusticl", "Mesa's compiler for CPUs gets cpu_packed wrong (22.3), and shares no memory",
+          (("kind", "other"), ("unified_memory", False)), name="llvmpipe"),
 )  # fmt: skip
 
 PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
@@ -100,7 +104,7 @@ def read_traits(device: cl.Device) -> DeviceTraits:
         processor=processor.identity() if kind == "cpu" else "",
     )
     for quirk in QUIRKS:
-        if quirk.platform in traits.platform:
+        if quirk.platform in traits.platform and quirk.name in traits.name:
             traits = replace(traits, **dict(quirk.facts))
     return traits
 

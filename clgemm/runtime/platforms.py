@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import ctypes
 import sys
 import warnings
@@ -59,9 +60,10 @@ def _libraries() -> list[Path]:
     """
     given: dict[Path, None] = {}
     for installed in metadata.distributions(name=DISTRIBUTION):
-        for file in installed.files or ():
-            if file.name in LIBRARIES:
-                given[Path(str(installed.locate_file(file))).resolve()] = None
+        # Its `files` leave out, from Python 3.12 on, what is gone.
+        for name, *_ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
+            if name.rpartition("/")[2] in LIBRARIES:
+                given[Path(str(installed.locate_file(name))).resolve()] = None
     for folder in FOLDERS:
         for name in LIBRARIES:
             path = Path(sys.prefix) / folder / name

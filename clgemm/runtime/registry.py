@@ -112,6 +112,7 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
     if found is None:
         forks.refuse_if_inherited()
         with _lock():
+            _trim_unused()  # what lies idle for a queue may be what holds it, in PoCL
             _forget_dropped()
             device = _of_context(queue.context)
             found = _states[queue.int_ptr] = device, QueueState(device.context, queue)
@@ -161,16 +162,25 @@ def give_back() -> None:
     Runs in the timer's thread.
     """
     with _lock():
-        busy = False
-        for device, state in _states.values():
-            with device.lock:
-                if state.used:
-                    busy, state.used = True, False
-                else:
-                    state.trim()
+        busy = _trim_unused()
         _forget_dropped()
     if busy:
         touch()
+
+
+def _trim_unused() -> bool:
+    """Have queues that had no call since the last look give back what they keep; hold `_lock`.
+
+    Tells whether there are others.
+    """
+    busy = False
+    for device, state in _states.values():
+        with device.lock:
+            if state.used:
+                busy, state.used = True, False
+            else:
+                state.trim()
+    return busy
 
 
 _timer = IdleTimer(IDLE_SECONDS, give_back)

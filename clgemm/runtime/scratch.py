@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clgemm.kernels.family import CANCEL, CELL_STEP
 from clgemm.runtime import opencl
+from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 PAGE = 4096  # bytes
 MOST_IDLE = 4  # pieces of scratch that are kept for as many threads
+LARGE = 64 << 20  # bytes, of which none is kept when no call came for some seconds
+IDLE_SECONDS = 10.0
 COUNTERS = 1024  # launches until a counter comes round again
 
 
@@ -39,6 +43,7 @@ class ScratchPool:
         self._context = context
         self._system_svm = system_svm
         self._idle: list[Any] = []
+        self._timer = IdleTimer(IDLE_SECONDS, self.trim)
         self._counters: Any = None
         self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
         self._cell = 0
@@ -57,10 +62,9 @@ class ScratchPool:
 
     def _another(self, nbytes: int) -> Any:
         """Return the smallest idle one that is large enough, or make one."""
-        with self._lock:
-            fitting = [x for x in self._idle if x.size >= nbytes]
-            if fitting:
-                chosen = min(fitting, key=lambda x: x.size)
+        fitting = [x for x in self._idle.copy() if x.size >= nbytes]
+        for chosen in sorted(fitting, key=lambda x: x.size):
+            with suppress(ValueError):  # another thread has leased it meanwhile
                 self._idle.remove(chosen)
                 return chosen
         if self._system_svm:
@@ -74,11 +78,12 @@ class ScratchPool:
             if len(self._idle) > MOST_IDLE:
                 with self._lock:
                     del self._idle[:-MOST_IDLE]
+            if scratch.size > LARGE:
+                self._timer.touch()
 
     def trim(self) -> None:
         """Give back what nobody uses."""
-        with self._lock:
-            self._idle.clear()
+        self._idle.clear()
 
     def poison(self, queue: cl.CommandQueue, scratch: Any) -> None:
         """Fill leased scratch with NaN: a kernel that reads what it did not write is found out."""

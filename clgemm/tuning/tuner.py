@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from clgemm import settings
-from clgemm.errors import DeviceError, TuningError
+from clgemm.errors import NoKernelError, TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
 from clgemm.problem import ELEMENTS, INTEGERS, PRECISIONS
 from clgemm.runtime import ending
@@ -21,11 +21,13 @@ from clgemm.tuning.store.lookup import (
     Tuned,
     competitors,
     defaults,
+    defaults_of,
     entry_name,
     find_or_default,
     find_starting_points,
     find_stored,
     store_for,
+    to_be_verified,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Parameters:
         self._lock = CheckedLock()
         """Held while parameters are looked up or searched."""
         self.refused: set[str] = set()
-        """Families that the driver's compiler refused."""
+        """Families that the driver's compiler refused, or whose defaults are wrong."""
         self.searched: set[str] = set()
         """Codes of precisions that this process has searched for."""
         self.reserved = 0.0
@@ -109,7 +111,7 @@ class Parameters:
 
     def _chosen(self, problem: Gemm) -> Config:
         if problem.precision in INTEGERS:
-            raise DeviceError(
+            raise NoKernelError(
                 f"{self._device.traits.describe()} has no kernel for {problem.precision}: "
                 "NumPy's own matmul computes it"
             )
@@ -122,8 +124,13 @@ class Parameters:
             return config
         traits, precision = self._device.traits, PRECISIONS[problem.precision]
         families = (*competitors(traits, precision), LAST_RESORT)
-        family = next(f for f in families if f.name not in self.refused and f.accepts(problem))
-        return family.default(traits, precision)
+        for family in families:
+            if family.name not in self.refused and family.accepts(problem):
+                return family.default(traits, precision)
+        raise NoKernelError(
+            f"{precision.code}gemm: no kernel computes right on {traits.describe()}, driver "
+            f"{traits.driver_version}: set CLGEMM_DEVICE to another device, or CLGEMM_ROUTE=host"
+        )
 
     def tune(self, code: str, effort: Effort) -> Result:
         """Search for one precision's parameters now, whatever is stored, and keep the result.
@@ -156,10 +163,20 @@ class Parameters:
             if wrong:
                 verification.warn(self._device, precision, tuned, wrong)
                 tuned = tuned.without(config)
-                if not tuned.configs:
+                if tuned.is_default:
+                    tuned = self._without_family(precision, tuned, config.family)
+                elif not tuned.configs:
                     tuned = self._searched(precision, store, reads=False)
                 self.use(precision.code, tuned)
         return tuned
+
+    def _without_family(self, precision: Precision, tuned: Tuned, name: str) -> Tuned:
+        """Refuse a family whose default is wrong; after the last one comes the last resort."""
+        self.refused.add(name)
+        if tuned.configs or name == LAST_RESORT.name:
+            return tuned
+        why = "no other kernel is right here"
+        return to_be_verified(defaults_of([LAST_RESORT], self._device.traits, precision, why))
 
     def _load_or_search(self, precision: Precision) -> Tuned:
         traits = self._device.traits
@@ -195,7 +212,7 @@ class Parameters:
         except (TuningError, OSError) as error:
             level = logging.INFO if ending.explains(error.__cause__) else logging.WARNING
             log.log(level, "tuning %s failed: %s", what, error)
-            return defaults(traits, precision, f"tuning failed: {error}")
+            return to_be_verified(defaults(traits, precision, f"tuning failed: {error}"))
 
     def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:
         """Search and store what is found."""

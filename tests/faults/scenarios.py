@@ -42,6 +42,8 @@ class Product:
     device: Callable[[], Device | None] = registry.opened
     fetch: Callable[[Any], np.ndarray] = np.asarray
     """What the caller does to see the result."""
+    by_numpy: bool = False
+    """Whether NumPy has to compute what the device fails to."""
     before: list[np.ndarray] = field(init=False)
 
     def __post_init__(self):
@@ -55,7 +57,10 @@ class Product:
 
     def check(self, result):
         """Compare a result with the reference."""
-        reference.assert_within_bound(self.fetch(result), self.want, self.size, K, S.eps)
+        if self.by_numpy:
+            np.testing.assert_array_equal(result, self.want, strict=True)
+        else:
+            reference.assert_within_bound(self.fetch(result), self.want, self.size, K, S.eps)
 
 
 class World:
@@ -221,7 +226,21 @@ def several(world):
     return first(world)
 
 
-FRESH = (first, device_arrays, verified, several)
+def integers_first(world):
+    """Find the devices, try one, build its kernel, multiply integers."""
+    a, b = (world.rng.integers(-(2**31), 2**31, x, np.int32) for x in ((M, K), (K, N)))
+    want = a @ b
+    return Product(lambda: clgemm.matmul(a, b), want, want, [a, b], by_numpy=True)
+
+
+def integers_later(world):
+    """Multiply integers once more: what computed them is remembered."""
+    product = integers_first(world)
+    product.check(product.compute())
+    return product
+
+
+FRESH = (first, device_arrays, verified, several, integers_first)
 """Each fault is met by a process that has not computed yet."""
-KEPT = (later, in_place, copying, streaming, device_arrays_later, out_of_order)
+KEPT = (later, in_place, copying, streaming, device_arrays_later, out_of_order, integers_later)
 """All faults are met by the same device, one after the other."""

@@ -506,3 +506,9 @@ def test_a_cache_that_turns_out_unusable_is_turned_off(device, monkeypatch):
     monkeypatch.setattr(module, "Kernel", first_time_full)
     assert devices.works(device_of(device)) == ""
     assert calls == [False, True]
+
+
+def test_a_quirk_may_be_of_some_of_a_platform_s_devices():
+    slow = driver_s_device("rusticl", name="llvmpipe (LLVM 15.0.6)", type=cl.device_type.CPU)
+    fast = driver_s_device("rusticl", name="AMD Radeon", type=cl.device_type.GPU)
+    assert [devices.read_traits(x).kind for x in (slow, fast)] == ["other", "gpu"]

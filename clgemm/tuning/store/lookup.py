@@ -60,6 +60,8 @@ class Tuned:
     """Where they come from, in words."""
     unverified: set[Config] = field(default_factory=set, compare=False)
     """Those from a file that were not checked in this process yet."""
+    is_default: bool = False
+    """Whether these are defaults in place of a search that failed."""
 
     @property
     def configs(self) -> tuple[Config, ...]:
@@ -87,9 +89,21 @@ def store_for(traits: DeviceTraits) -> Store:
 def defaults(traits: DeviceTraits, precision: Precision, why: str) -> Tuned:
     """Take the default of each family that may win: the first one that accepts a problem runs."""
     families = competitors(traits, precision) or [LAST_RESORT]
+    return defaults_of(families, traits, precision, why)
+
+
+def defaults_of(
+    families: list[KernelFamily], traits: DeviceTraits, precision: Precision, why: str
+) -> Tuned:
+    """Take the default of each of these families."""
     variants = tuple(Variant(f.default(traits, precision), (), {}) for f in families)
     names = ", ".join(family.name for family in families)
     return Tuned(Model(traits, precision.code, {}, variants), f"defaults of {names} ({why})")
+
+
+def to_be_verified(tuned: Tuned) -> Tuned:
+    """Return defaults that have to be checked: a search has failed, perhaps since none is right."""
+    return replace(tuned, unverified=set(tuned.configs), is_default=True)
 
 
 def find_stored(store: Store, traits: DeviceTraits, precision: Precision) -> Tuned | None:
