@@ -32,7 +32,7 @@ PRODUCTS = 128  # a clock, if nothing kept them waiting
 SLOWER = {128 * 128: 1.16, 128 * 64: 1.3, 64 * 64: 1.44, 64 * 32: 1.7, 32 * 32: 2.5}
 """What keeps them waiting, by the macro-tile's area: smaller ones fetch more a product, ..."""
 NARROW = {128 * 128: 1.15, 128 * 64: 1.22, 64 * 64: 1.45, 64 * 32: 2.0, 32 * 32: 2.0}
-"""... in copies of 8 bytes if neither operand can be read by pairs, ..."""
+"""... in copies of 8 bytes if neither operand can be read by pairs, or A is turned as well, ..."""
 BUSY_ITEMS = 256  # ... and with fewer work-items at a time ...
 IDLE = 1.4  # ... it takes so much longer
 APART, FAR_APART = 1.1, 1.2
@@ -204,9 +204,12 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool) -> Way:
     """
     ce = real_parts(g)
     tiles, slices = count_macro_tiles(g, tile.mc // ce, tile.nc), -(-g.k * ce // tile.kc)
-    end, narrow = ENDS * tile.area, NARROW.get(tile.area, 1.0) ** (wide(g).count(False) / 2)
+    wide_a, wide_b = wide(g)
+    narrow = (not wide_a or (ce == 1 and g.trans_a)) + (not wide_b)  # operands
+    slower = NARROW.get(tile.area, 1.0) ** (narrow / 2)
+    end = ENDS * tile.area
 
-    each = tile.kc * tile.area / PRODUCTS * SLOWER.get(tile.area, 1.0) * float(narrow)
+    each = tile.kc * tile.area / PRODUCTS * SLOWER.get(tile.area, 1.0) * float(slower)
 
     def computed(turns: int, count: int) -> float:
         """Return the clocks in which each of a unit's work-groups computes so many slices."""
