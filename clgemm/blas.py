@@ -140,7 +140,8 @@ def _routine(code: str) -> Routine:
         trans_b: Any = 0,
         overwrite_c: Any = 0,
     ) -> NDArray[Any]:
-        if c is None and type(beta) is float and beta == 0.0 and not overwrite_c:
+        is_plain = c is None and type(beta) is float and beta == 0.0
+        if is_plain and type(overwrite_c) is int and not overwrite_c:
             product = small.gemm(dtype, alpha, a, b, trans_a, trans_b)
             if product is not None:
                 return product

@@ -120,11 +120,11 @@ class DeviceMemory:
                 used = self.used if self._leases else 0
                 if not used or used + total <= lease.limit:
                     self._leases[lease] = total
-                    self._take(lease, used + total)
+                    self._lend(lease, used + total)
                     return
             time.sleep(LOOK_SECONDS)
 
-    def _take(self, lease: _Lease, used: int) -> None:
+    def _lend(self, lease: _Lease, used: int) -> None:
         """Give a lease its buffers; hold the lock since `used` bytes were counted."""
         found = [self._find(size) for size in lease.wanted]
         self._evict(lease.limit - used)

@@ -33,6 +33,7 @@ from numpy.exceptions import ComplexWarning
 
 import clgemm.blas
 import clgemm.dispatch.engine
+import clgemm.settings
 from clgemm.api.arguments import refuse_device_arrays
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
@@ -479,6 +480,11 @@ def test_overwrite_c_is_read_as_scipy_reads_it(case: str) -> None:
     assert_same_for_all(
         lambda t: call(t, c=np.ones((2, 2), t, "F"), beta=1.0, overwrite_c=FLAGS[case])
     )
+    x = np.ones((3, 3), np.float32)  # what is small and plain is read in a short way
+    with clgemm.settings.using(route="auto"):
+        assert_same_for_all(
+            lambda t: call(t, a=x.astype(t), b=x.astype(t), overwrite_c=FLAGS[case])
+        )
 
 
 @by_name(MATRICES)

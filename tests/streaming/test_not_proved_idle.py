@@ -11,7 +11,7 @@ from helpers import gemm
 from clgemm.dispatch import engine
 from clgemm.runtime import registry
 from clgemm.runtime.opencl import cl, load
-from clgemm.streaming import copies
+from clgemm.streaming import copies, direct
 
 
 class Queue:
@@ -51,7 +51,8 @@ def test_what_a_lost_device_may_use_is_not_used_again(device, rng, monkeypatch):
 
     with monkeypatch.context() as patch, registry.using(apart):
         patch.setattr(copies.Copies, "_send", lost)
-        patch.setattr(copies, "_finish", lambda _queue: False)
+        patch.setattr(direct, "MOST", 0)
+        patch.setattr(copies, "finish", lambda _queue: False)
         with pytest.raises(RuntimeError, match="DEVICE_NOT_AVAILABLE"):
             gemm(1.0, a, b, 0.0, c)
     staging = engine.of(apart).threads.staging
