@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 LOG_LINES = 20
 MOST_BUILDS = 8  # at a time
+MOST_KERNELS = 1024
+"""Kernels kept for other plans: those of stacks of small matrices are made for one size each."""
 
 
 class BoundKernel:
@@ -70,16 +72,20 @@ class Programs:
         """
         kernel = self._kernels.get(spec)
         if kernel is None:
-            kernel = self._kernels[spec] = self._build(spec)
+            kernel = self._build(spec)
+            if len(self._kernels) >= MOST_KERNELS:  # plans keep their own: start over
+                self._kernels, self._programs = {}, {}
+            self._kernels[spec] = kernel
         return kernel
 
     def _build(self, spec: KernelSpec) -> BoundKernel:
         start = time.perf_counter()
         ending.leave()
         try:
-            if spec not in self._programs:
-                self._programs[spec] = self._program(spec)
-            kernel = BoundKernel(self._programs[spec], spec.name)
+            program = self._programs.get(spec)
+            if program is None:
+                program = self._programs[spec] = self._program(spec)
+            kernel = BoundKernel(program, spec.name)
         except (cl.Error, RuntimeError, ptx.PtxError) as error:
             lines = str(error).strip().splitlines()
             raise BuildError(
