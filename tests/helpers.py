@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import fields, replace
 
 import numpy as np
@@ -23,6 +26,7 @@ from clgemm.traits import DeviceTraits
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 THREADS = 8
+PRESSES = int(os.environ.get("PRESSES", "100"))  # of Ctrl-C; .ci/full has more
 PATIENCE = 300.0
 """Seconds until something counts as hung: far more than it takes on a machine with much else to do.
 
@@ -134,6 +138,48 @@ def wait_until(is_true, what="it never came about"):
     while not is_true():
         assert time.monotonic() < end, what
         time.sleep(0.005)
+
+
+def press_at_any_moment(work, check, rng):
+    """Press Ctrl-C at moments drawn over the time that `work` takes, and again soon after.
+
+    Until `PRESSES` fell into it; in between `check` tells whether undisturbed work is right.
+    """
+    armed = threading.Event()
+
+    def press(*_):
+        if armed.is_set():
+            raise KeyboardInterrupt
+
+    whole, end = 1e-3, time.monotonic() + PATIENCE  # seconds of work, as far as is known
+    before, presses, turn = signal.signal(signal.SIGALRM, press), 0, 0
+    try:
+        while presses < PRESSES:
+            assert time.monotonic() < end, f"{presses} signals fell into {turn} calls"
+            turn += 1
+            with suppress(KeyboardInterrupt):
+                try:
+                    armed.set()
+                    moment = rng.uniform(1e-5, 1.2 * whole)
+                    signal.setitimer(signal.ITIMER_REAL, moment, (turn % 3) * 1e-4)
+                    work()
+                except KeyboardInterrupt:
+                    presses += 1
+                    raise
+                finally:
+                    armed.clear()
+            armed.clear()  # one may have come just before
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if not turn % 10:
+                gc.collect()
+                begun = time.perf_counter()
+                work()
+                whole = (whole + time.perf_counter() - begun) / 2
+                check()
+    finally:
+        armed.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def heard(call):

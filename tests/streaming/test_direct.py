@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import signal
-import time
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 import reference
-from helpers import gemm, run_threads
+from helpers import gemm, press_at_any_moment, run_threads
 from layouts import separate
 
 from clgemm.dispatch import engine
@@ -257,38 +255,12 @@ def test_signals_at_any_moment_leave_everything_usable(whole, rng):
     a, b, c = operands(rng, m=200, n=180, k=160)
     want = a @ b
     check(whole, a, b, c)
-    begun = time.perf_counter()
-    for _ in range(5):
+
+    def work():
+        c[...] = np.nan
         with registry.using(whole):
             gemm(1.0, a, b, 0.0, c)
-    seconds = (time.perf_counter() - begun) / 5
 
-    def press(*_):
-        raise KeyboardInterrupt
-
-    before, presses = signal.signal(signal.SIGALRM, press), 0
-    try:
-        for turn in range(300):
-            with suppress(KeyboardInterrupt):
-                try:
-                    moment = rng.uniform(1e-5, 1.2 * seconds)
-                    signal.setitimer(signal.ITIMER_REAL, moment, (turn % 3) * 1e-4)
-                    with registry.using(whole):
-                        gemm(1.0, a, b, 0.0, c)
-                except KeyboardInterrupt:
-                    presses += 1
-                    raise
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            if not turn % 10:
-                gc.collect()
-                c[...] = np.nan
-                with registry.using(whole):
-                    gemm(1.0, a, b, 0.0, c)
-                np.testing.assert_allclose(c, want, atol=1e-4)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    press_at_any_moment(work, lambda: np.testing.assert_allclose(c, want, atol=1e-4), rng)
     whole.running.clear()
-    assert presses > 30
     assert whole.memory.used == 0

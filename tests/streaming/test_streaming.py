@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import os
 import signal
 import threading
-import time
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import reference
-from helpers import PATIENCE, gemm, needs_fork, run_python, run_threads
+from helpers import PATIENCE, gemm, needs_fork, press_at_any_moment, run_python, run_threads
 from layouts import HOWS, matrices, memory_for, separate
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -33,7 +30,6 @@ from clgemm.streaming.staging import StagingBuffer
 from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
-PRESSES = int(os.environ.get("PRESSES", "100"))
 """Signals that interrupt a call; .ci/full has more."""
 
 
@@ -372,38 +368,13 @@ def test_signals_at_any_moment_leave_everything_usable(apart, rng, monkeypatch):
     a, b, c = operands(rng, m=200, n=180, k=160)
     want = a @ b
     check(apart, "s", a, b, c)
-    whole, end = 1e-3, time.monotonic() + PATIENCE  # of a call, as far as is known
 
-    def press(*_):
-        raise KeyboardInterrupt
+    def work():
+        c[...] = np.nan
+        with registry.using(apart):
+            gemm(1.0, a, b, 0.0, c)
 
-    before, presses, turn = signal.signal(signal.SIGALRM, press), 0, 0
-    try:
-        while presses < PRESSES:
-            assert time.monotonic() < end, f"{presses} signals fell into {turn} calls"
-            turn += 1
-            with suppress(KeyboardInterrupt):
-                try:
-                    moment = rng.uniform(1e-5, 1.2 * whole)
-                    signal.setitimer(signal.ITIMER_REAL, moment, (turn % 3) * 1e-4)
-                    with registry.using(apart):
-                        gemm(1.0, a, b, 0.0, c)
-                except KeyboardInterrupt:
-                    presses += 1
-                    raise
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            if not turn % 10:
-                gc.collect()
-                c[...] = np.nan
-                begun = time.perf_counter()
-                with registry.using(apart):
-                    gemm(1.0, a, b, 0.0, c)
-                whole = (whole + time.perf_counter() - begun) / 2
-                np.testing.assert_allclose(c, want, atol=1e-4)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    press_at_any_moment(work, lambda: np.testing.assert_allclose(c, want, atol=1e-4), rng)
     apart.running.clear()
     thread = threading.Thread(target=threads_of(apart).trim, daemon=True)
     thread.start()
