@@ -145,11 +145,17 @@ def press_at_any_moment(work, check, rng):
 
     Until `PRESSES` fell into it; in between `check` tells whether undisturbed work is right.
     """
-    armed = threading.Event()
+    armed = []  # a list, of which nothing is half done; an Event has a lock, which would stay taken
 
     def press(*_):
-        if armed.is_set():
+        if armed:
             raise KeyboardInterrupt
+
+    def stop():
+        while armed:
+            with suppress(KeyboardInterrupt):
+                armed.clear()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     whole, end = 1e-3, time.monotonic() + PATIENCE  # seconds of work, as far as is known
     before, presses, turn = signal.signal(signal.SIGALRM, press), 0, 0
@@ -159,17 +165,16 @@ def press_at_any_moment(work, check, rng):
             turn += 1
             with suppress(KeyboardInterrupt):
                 try:
-                    armed.set()
                     moment = rng.uniform(1e-5, 1.2 * whole)
                     signal.setitimer(signal.ITIMER_REAL, moment, (turn % 3) * 1e-4)
+                    armed.append(True)
                     work()
                 except KeyboardInterrupt:
                     presses += 1
                     raise
                 finally:
                     armed.clear()
-            armed.clear()  # one may have come just before
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            stop()
             if not turn % 10:
                 gc.collect()
                 begun = time.perf_counter()
@@ -177,8 +182,7 @@ def press_at_any_moment(work, check, rng):
                 whole = (whole + time.perf_counter() - begun) / 2
                 check()
     finally:
-        armed.clear()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        stop()
         signal.signal(signal.SIGALRM, before)
 
 
