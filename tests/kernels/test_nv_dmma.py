@@ -171,17 +171,6 @@ def test_tiles_that_do_not_come_out_even_are_shared():
     assert partition.cut(small, g, c).workers == 0, "no memory for what is exchanged"
 
 
-def test_pieces_cover_shared_tiles_once():
-    """As nv_dmma/gemm.cl computes them, however many workers there are."""
-    for slices, workers in ((1, 5), (7, 7), (100, 33), (6144, 132)):
-        starts = [slices // workers * w + min(w, slices % workers) for w in range(workers + 1)]
-        assert (starts[0], starts[-1]) == (0, slices)
-        assert {b - a for a, b in itertools.pairwise(starts)} <= {
-            slices // workers,
-            slices // workers + 1,
-        }
-
-
 def test_a_shared_operand_is_packed_once():
     c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1)
     g = gemm("d", 128, 64, 16, batch=3, stride_b=0)
@@ -467,18 +456,58 @@ def test_copies_put_a_slice_where_panels_have_it(device, code, side, trans, wide
 
 def run_places(device, defines, count):
     """Ask the map of copies for the places of the first `count` copies."""
-    files = ("common.cl", "nv_dmma/tiles.cl", "nv_dmma/copies.cl")
+    return run_text(device, "nv_dmma/copies.cl", PLACES, defines, count)
+
+
+def run_text(device, file, text, defines, count, *numbers):
+    """Run a kernel `places` that asks the functions of a file, and return its four results."""
     header = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    text = header + "".join(source.read(name) for name in files) + PLACES
+    text = header + "".join(map(source.read, ("common.cl", "nv_dmma/tiles.cl", file))) + text
     kernel = cl.Program(device.context, text).build().places
     outs = [np.empty(count, np.int32) for _ in range(4)]
     flags = cl.mem_flags.READ_WRITE
     buffers = [cl.Buffer(device.context, flags, out.nbytes) for out in outs]
-    kernel.set_args(*buffers)
+    kernel.set_args(*buffers, *map(np.int32, numbers))
     cl.enqueue_nd_range_kernel(device.queue, kernel, (count,), None)
     for out, buffer in zip(outs, buffers, strict=True):
         cl.enqueue_copy(device.queue, out, buffer)
     return outs
+
+
+RASTER = """
+__kernel void places(__global int *m, __global int *n, __global int *entry, __global int *start,
+                     const int tiles_m, const int tiles_n, const int below)
+{
+    const int group = get_global_id(0), groups = get_global_size(0);
+    const Place place = below ? place_below(group, tiles_m, tiles_n)
+                              : place_of(group, tiles_m, tiles_n);
+    m[group] = place.m, n[group] = place.n, entry[group] = (int)place.entry;
+    start[group] = piece_start(1000, groups - 1, group);
+}
+"""
+
+
+@pytest.mark.parametrize("below", [0, 1])
+@pytest.mark.parametrize("tile", [(128, 128), (128, 64), (64, 128), (32, 32)], ids=str)
+def test_every_macro_tile_and_slice_has_one_owner(device, tile, below):
+    """The raster is plain OpenCL C; a Gram product's has what is not above the diagonal."""
+    (mc, nc), size, batch = tile, 600, 2
+    g = gemm("d", size, size, 9, batch, triangle=below)
+    tiles_m, tiles_n = -(-size // mc), -(-size // nc)
+    count = partition.count_macro_tiles(g, mc, nc)
+    defines = {"MC": mc, "NC": nc, "IS_DOUBLE": 1, "IS_COMPLEX": 0}
+    m, n, entry, start = run_text(
+        device, "nv_dmma/raster.cl", RASTER, defines, count, tiles_m, tiles_n, below
+    )
+    want = {
+        (i, j, e)
+        for i, j, e in itertools.product(range(tiles_m), range(tiles_n), range(batch))
+        if not below or (i + 1) * mc > j * nc
+    }
+    assert len(want) == count
+    assert set(zip(m.tolist(), n.tolist(), entry.tolist(), strict=True)) == want
+    assert (start[0], start[-1]) == (0, 1000)
+    assert set(np.diff(start)) <= {1000 // (count - 1), 1000 // (count - 1) + 1}
 
 
 @pytest.mark.parametrize("code", "dz")

@@ -59,6 +59,7 @@ GEMM_FILES = (
     "nv_dmma/copies.cl",
     "nv_dmma/load.cl",
     "nv_dmma/edges.cl",
+    "nv_dmma/raster.cl",
     "nv_dmma/gemm.cl",
 )
 CLEAR_FILES = ("nv_dmma/clear.cl",)

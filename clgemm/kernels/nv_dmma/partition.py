@@ -208,7 +208,6 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool) -> Way:
     narrow = (not wide_a or (ce == 1 and g.trans_a)) + (not wide_b)  # operands
     slower = NARROW.get(tile.area, 1.0) ** (narrow / 2)
     end = ENDS * tile.area
-
     each = tile.kc * tile.area / PRODUCTS * SLOWER.get(tile.area, 1.0) * float(slower)
 
     def computed(turns: int, count: int) -> float:
