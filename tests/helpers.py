@@ -17,12 +17,14 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import reference
 
 from clgemm.dispatch import engine
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS, Call, Operand, describe
 from clgemm.runtime.opencl import cl
 from clgemm.traits import DeviceTraits
+from clgemm.tuning.measure.verify import random_matrix
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 THREADS = 8
@@ -130,6 +132,22 @@ def run_threads(work):
         assert not thread.is_alive(), "a thread hangs"
     if failures:
         raise failures[0]
+
+
+def multiply_in_threads(turns):
+    """Have each thread multiply matrices of its own, in all precisions, and compare each result."""
+
+    def work(number):
+        rng = np.random.default_rng(number)
+        for turn in range(turns):
+            precision = PRECISIONS["sdcz"[(number + turn) % 4]]
+            m, n, k = 90 + number, 110, 70 + 5 * turn
+            a, b, c = (random_matrix(rng, precision, *x) for x in ((m, k), (k, n), (m, n)))
+            want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
+            gemm(1.0 + number, a, b, 0.5, c)
+            reference.assert_within_bound(c, want, size, k, precision.eps)
+
+    run_threads(work)
 
 
 def wait_until(is_true, what="it never came about"):

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 import reference
-from helpers import gemm, press_at_any_moment, run_threads
+from helpers import gemm, multiply_in_threads, press_at_any_moment
 from layouts import separate
 
 from clgemm.dispatch import engine
@@ -235,17 +235,7 @@ def test_a_limit_of_memory_is_kept(device, rng, monkeypatch):
 
 def test_threads_get_their_own_results(whole):
     with registry.using(whole):
-
-        def work(number):
-            rng = np.random.default_rng(number)
-            for turn in range(6):
-                code = "sdcz"[(number + turn) % 4]
-                a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
-                want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
-                gemm(1.0 + number, a, b, 0.5, c)
-                reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
-
-        run_threads(work)
+        multiply_in_threads(6)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers")

@@ -13,7 +13,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import reference
-from helpers import PATIENCE, gemm, needs_fork, press_at_any_moment, run_python, run_threads
+from helpers import (
+    PATIENCE,
+    gemm,
+    multiply_in_threads,
+    needs_fork,
+    press_at_any_moment,
+    run_python,
+    run_threads,
+)
 from layouts import HOWS, matrices, memory_for, separate
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -454,17 +462,7 @@ def test_threads_get_their_own_results(apart, room, monkeypatch):
     """Beside each other, or one after the other where memory is for one."""
     limit(monkeypatch, room)
     with registry.using(apart):
-
-        def work(number):
-            rng = np.random.default_rng(number)
-            for turn in range(4):
-                code = "sdcz"[(number + turn) % 4]
-                a, b, c = operands(rng, code, 90 + number, 110, 70 + 5 * turn)
-                want, size = reference.gemm(1.0 + number, a, b, 0.5, c)
-                gemm(1.0 + number, a, b, 0.5, c)
-                reference.assert_within_bound(c, want, size, a.shape[1], PRECISIONS[code].eps)
-
-        run_threads(work)
+        multiply_in_threads(4)
     assert apart.memory.peak <= room
 
 
