@@ -36,7 +36,7 @@ from clgemm.tuning.workers.pool import Worker
 
 S = PRECISIONS["s"]
 PACKED = BY_NAME["cpu_packed"]
-FIXED = {"KU": (4,), "BLOCK_KB": (256,), "TURNS": (1,)}  # so that a whole search is short
+FIXED = {"BLOCK_KB": (256,), "TURNS": (1,)}  # so that a whole search is short
 SPACE = [
     config
     for config in PACKED.candidates(CPU, S)
@@ -240,7 +240,7 @@ def short(monkeypatch, fake):  # noqa: ARG001 - which sets another budget
         "cpu_packed",
         None,
         as_data(DEFAULT, MR=DEFAULT["MR"] * 4, NR=24),
-        as_data(DEFAULT, KU=0),
+        as_data(DEFAULT, NR=0),
         as_data(DEFAULT, VW=0),
         as_data(DEFAULT, KC=-384),
         as_data(DEFAULT, KC=2**40),

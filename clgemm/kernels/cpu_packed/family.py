@@ -111,23 +111,23 @@ class CpuPacked(KernelFamily):
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""
         widest = traits.simd_bytes // precision.real_bytes
-        mv = (1, 2, 3) if precision.is_complex else (3, 2, 4, 1)
+        mv = (3, 2, 4) if traits.simd_bytes >= WIDE_BYTES else (2, 3, 1)
+        if precision.is_complex:
+            mv = (1, 2, 3)
         return {
             "VW": (widest,),
             "MR": tuple(widest * v for v in mv),
-            "NR": (12, 8, 6, 14, 24, 4) if precision.is_complex else (8, 12, 6, 14, 24, 4),
-            "KU": (4, 8),
+            "NR": (8, 12, 6, 14, 4),
             "KC": (384, 256, 512),
             "BLOCK_KB": (256, 512),
             "TURNS": (1, 2),
-            "PACK_B": (1,) if precision.is_complex else (0, 1),
             "PREFETCH_C": (int(traits.clang_builtins),),
         }
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Give a tile that fills the registers: 32 of them with AVX-512, 16 with AVX2 or NEON."""
         widest = traits.simd_bytes // precision.real_bytes
-        vectors, columns = (1, 12) if precision.is_complex else (3, 8)
+        vectors, columns = 1 if precision.is_complex else 3, 8
         if traits.simd_bytes < WIDE_BYTES:
             vectors, columns = (1 if precision.is_complex else 2), 6
         return Config.of(
@@ -136,11 +136,9 @@ class CpuPacked(KernelFamily):
                 "VW": widest,
                 "MR": widest * vectors,
                 "NR": columns,
-                "KU": 4,
                 "KC": 384,
                 "BLOCK_KB": 256,
                 "TURNS": 1,
-                "PACK_B": int(precision.is_complex),
                 "PREFETCH_C": int(traits.clang_builtins),
             },
         )
@@ -161,8 +159,6 @@ class CpuPacked(KernelFamily):
             yield "the micro-tile, a column of A and one element of B fit the registers"
         if vectors * nr * 2 < registers:
             yield "the micro-tile uses at least half of the registers"
-        if config["KC"] % config["KU"]:
-            yield "KC is a multiple of KU"
 
     def tiles(self, traits: DeviceTraits, g: Gemm, config: Config) -> Tiles:
         """Cut a problem for the device's compute units."""
@@ -175,8 +171,8 @@ class CpuPacked(KernelFamily):
         if whole and g.n >= cut_n * config["TURNS"] * NARROWEST:
             cut_n *= config["TURNS"]
         mt, nt = _tile(g, config, cut.m, cut_n)
-        kt = round_up(-(-g.k // cut.k), config["KU"])
-        kc = round_up(-(-kt // -(-kt // config["KC"])), config["KU"])
+        kt = -(-g.k // cut.k)
+        kc = -(-kt // -(-kt // config["KC"]))
         mc = max(mr, (config["BLOCK_KB"] << 10) // (kc * itemsize) // mr * mr)
         mc = round_up(-(-mt // -(-mt // mc)), mr)  # equal blocks instead of a small last one
         tiles = _tiles(g, -(-g.m // mt), -(-g.n // nt))
@@ -216,14 +212,15 @@ class CpuPacked(KernelFamily):
     def packs_b(g: Gemm, config: Config) -> bool:
         """Tell whether B is packed.
 
-        It is where its rows are streams of their own and many rows of A meet them.  So is a B whose
-        columns fall on the same few cache sets, if there are more of them than an 8-way cache has
-        room for (12 of them at n = 512: 16 % slower), or if there are enough rows to pay for it.
+        It is if it is complex, and where its rows are streams of their own and many rows of A meet
+        them.  So is a B whose columns fall on the same few cache sets, if there are more of them
+        than an 8-way cache has room for (12 of them at n = 512: 16 % slower), or if there are
+        enough rows to pay for it.
         """
         alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         again = g.trans_b and g.m > FEW_PANELS * config["MR"]
-        return bool(config["PACK_B"] or again or (alike and (crowded or g.trans_b)))
+        return precision_of(g).is_complex or again or (alike and (crowded or g.trans_b))
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""

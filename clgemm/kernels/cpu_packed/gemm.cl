@@ -88,32 +88,29 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
 {
     const long lda = g.lda, ldb = g.ldb;
     for (int pc = 0; pc < k; pc += kc_max) {
-        const int kc = min(kc_max, k - pc), kp = (kc + KU - 1) / KU * KU;
+        const int kc = min(kc_max, k - pc);
         const int beta_is = pc ? BETA_ONE : beta_class(beta);
         for (int ic = 0; ic < rows; ic += mc) {
             if (*cancelled)
                 return;
             const int mb = min(mc, rows - ic);
-            pack_block(MR, PLANAR, mb, kc, kp, a + (g.trans_a ? pc + ic * lda : ic + pc * lda),
-                       lda, g.trans_a, g.conj_a, ap);
+            pack_block(MR, PLANAR, mb, kc, a + (g.trans_a ? pc + ic * lda : ic + pc * lda), lda,
+                       g.trans_a, g.conj_a, ap);
             for (int j = 0; j < columns; j += NR) {
                 const int nr = min(NR, columns - j);
 #if PACK_B
-                __global REAL *bj = bp + (long)j * kp * CE;
+                __global REAL *bj = bp + (long)j * kc * CE;
                 if (ic == 0)
-                    pack_block(NR, PAIRS, nr, kc, kp,
-                               b + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
-                               g.conj_b, bj);
-                const int depth = kp;
+                    pack_block(NR, PAIRS, nr, kc, b + (g.trans_b ? j + pc * ldb : pc + j * ldb),
+                               ldb, !g.trans_b, g.conj_b, bj);
                 const long step_b = NR * CE, column_b = CE;
 #else
                 __global const REAL *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);
-                const int depth = kc;
                 const long step_b = g.trans_b ? ldb : 1, column_b = g.trans_b ? 1 : ldb;
 #endif
                 const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
                 for (int i = above; i < mb; i += MR)
-                    micro_kernel(depth, ap + (long)i * kp * CE, bj, step_b, column_b,
+                    micro_kernel(kc, ap + (long)i * kc * CE, bj, step_b, column_b,
                                  c + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha, beta,
                                  beta_is);
             }

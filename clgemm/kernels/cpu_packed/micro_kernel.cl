@@ -84,21 +84,15 @@ typedef CAT(REAL, VW) REALV;
     }
 
 // Defines a function: acc += panel of A (depth x mv vectors) * B (depth x nv, step_b reals from row
-// to row).  A macro and not an argument, since PoCL unrolls loops before it inlines functions.
-// Narrow ones are not unrolled along k: compilers take long enough.
+// to row).  A macro and not an argument, since PoCL unrolls loops before it inlines functions.  The
+// loop over k is not unrolled: Intel's compiler would fetch later rows' elements of B early, and spill
+// vectors for them.
 #define DEFINE_UPDATE(name, mv, nv)                                                             \
     INLINE void name(int depth, __global const REAL *a, __global const REAL *const *b,          \
                      long step_b, REALV acc[NR][AV])                                            \
     {                                                                                           \
-        int p = 0;                                                                              \
         long e = 0;                                                                             \
-        if ((mv) == MV && (nv) == NR)                                                           \
-            for (; p + KU <= depth; p += KU) {                                                  \
-                UNROLL                                                                          \
-                for (int u = 0; u < KU; u++)                                                    \
-                    RANK_1(mv, nv)                                                              \
-            }                                                                                   \
-        for (; p < depth; p++)                                                                  \
+        for (int p = 0; p < depth; p++)                                                         \
             RANK_1(mv, nv)                                                                      \
     }
 DEFINE_UPDATE(update, MV, NR)

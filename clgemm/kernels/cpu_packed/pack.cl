@@ -1,7 +1,7 @@
 // Packing for CPUs: blocks of A and B become micro-panels that the micro-kernel reads front to back.
 //
-// A panel is W elements wide (W = MR for A, NR for B) and kp deep; kp is the depth kc rounded up to
-// KU, and everything beyond the matrix is zero.  Real:
+// A panel is W elements wide (W = MR for A, NR for B) and kc deep; what lies beyond the matrix is
+// zero.  Real:
 //
 //      panel:  | p=0: x0 x1 .. x(W-1) | p=1: x0 x1 .. x(W-1) | ...
 //
@@ -12,10 +12,6 @@
 //      B:      | p=0: re0 im0 re1 im1 .. re(NR-1) im(NR-1)     | p=1: ...
 //
 // Conjugation is a sign, applied here, so the micro-kernel knows nothing of it.
-
-#ifndef KU
-#define KU 4  // unroll of the micro-kernel's loop over k; panels are padded to a multiple of it
-#endif
 
 #define AHEAD 6  // columns of A between the one that is packed and the one that is fetched
 
@@ -32,13 +28,6 @@ INLINE void panel_put(__global REAL *panel, int W, int planar, int p, int i, ELE
 #else
     panel[(long)p * W + i] = x;
 #endif
-}
-
-// Rows [k, k + depth) of a panel := 0.
-INLINE void panel_clear(__global REAL *panel, int W, int k, int depth)
-{
-    for (long e = (long)k * W * CE; e < (long)(k + depth) * W * CE; e++)
-        panel[e] = 0;
 }
 
 // Any block, w <= W columns of the panel filled; (i, p) of the source at i * si + p * sp.
@@ -106,13 +95,13 @@ INLINE void pack_turned(int W, int planar, int kc, __global const ELEM *x, long 
 
 // A block of `count` columns and kc rows into consecutive panels of W.  `along_k`: the source is
 // contiguous along k and `ld` steps from panel column to panel column; else the other way round.
-INLINE void pack_block(int W, int planar, int count, int kc, int kp, __global const ELEM *x,
-                       long ld, int along_k, int conj, __global REAL *panels)
+INLINE void pack_block(int W, int planar, int count, int kc, __global const ELEM *x, long ld,
+                       int along_k, int conj, __global REAL *panels)
 {
     const int full = count / W * W;
     if (along_k) {
         for (int i = 0; i < full; i += W)
-            pack_turned(W, planar, kc, x + i * ld, ld, conj, panels + (long)i * kp * CE);
+            pack_turned(W, planar, kc, x + i * ld, ld, conj, panels + (long)i * kc * CE);
     } else {
         // k outermost: whole columns of the source are read in order, twice as fast as panel by panel.
         for (int p = 0; p < kc; p++)
@@ -123,13 +112,10 @@ INLINE void pack_block(int W, int planar, int count, int kc, int kp, __global co
                     __builtin_prefetch((const void *)((ulong)(x + i + (p + AHEAD) * ld) + u), 0, 3);
 #endif
                 pack_row(W, planar, x + i + p * ld, conj,
-                         panels + (long)i * kp * CE + (long)p * W * CE);
+                         panels + (long)i * kc * CE + (long)p * W * CE);
             }
     }
     if (full < count)
         pack_edge(W, planar, count - full, kc, x + (along_k ? full * ld : (long)full),
-                  along_k ? ld : 1, along_k ? 1 : ld, conj, panels + (long)full * kp * CE);
-    if (kc < kp)
-        for (int i = 0; i < count; i += W)
-            panel_clear(panels + (long)i * kp * CE, W, kc, kp - kc);
+                  along_k ? ld : 1, along_k ? 1 : ld, conj, panels + (long)full * kc * CE);
 }
