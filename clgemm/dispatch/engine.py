@@ -28,6 +28,7 @@ from clgemm.dispatch.copying import CopyingRunner, copied_call
 from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
+from clgemm.dispatch.times import usual_seconds
 from clgemm.dispatch.trial import Trials
 from clgemm.errors import BuildError, ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
@@ -217,7 +218,7 @@ class Engine:
             found = self._break_even(problem)
             chosen = route(self.device.traits, problem, modes.route, found)
             if self._on_cores:
-                chosen = self._tried(call, problem, chosen)
+                chosen = self._tried(call, problem, chosen, self._usual_seconds(problem))
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
         self.device.require(precision)
@@ -245,7 +246,20 @@ class Engine:
         except NoKernelError as error:  # what else fails may be well when the next call asks
             return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 
-    def _tried(self, call: Call, problem: Gemm, predicted: Route) -> Route:
+    def _usual_seconds(self, problem: Gemm) -> float | None:
+        """Estimate either side of a product if nothing was measured, but parameters are known.
+
+        None for what is small and was decided on before: equal calls give equal bits.
+        """
+        code = problem.precision
+        if self.parameters.known(code) is None or not settings.tuning_enabled():
+            return None
+        decided = problem.flops <= SMALL_SHARED and code in self._by_size
+        return None if decided else usual_seconds(self.device.traits, problem)
+
+    def _tried(
+        self, call: Call, problem: Gemm, predicted: Route, usual: float | None = None
+    ) -> Route:
         """Try both sides if the prediction leaves open which one is faster."""
 
         def sides() -> tuple[Callable[[], object], Callable[[], object]]:
@@ -257,7 +271,7 @@ class Engine:
             return partial(host_blas.multiply, like), partial(runner.run, like)
 
         try:
-            return self._trials.settle((problem, self.units()), predicted, sides)
+            return self._trials.settle((problem, self.units()), predicted, sides, usual)
         except reentry.WouldDeadlockError:
             raise
         except (ClgemmError, MemoryError, self.device.cl.Error) as error:
@@ -273,7 +287,7 @@ class Engine:
         code = precision.code
         if problem.flops <= SMALL_SHARED:
             found = self.break_evens.known(precision)
-            if found is None:
+            if found is None and self.parameters.known(code) is None:
                 self._by_size.add(code)
             return None if code in self._by_size else found
         if self._on_cores and settings.tuning_enabled() and code not in self._found_out:

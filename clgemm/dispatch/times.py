@@ -27,18 +27,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.problem import Gemm
+    from clgemm.traits import DeviceTraits
 
 COPY_RATE = 4e9  # bytes a second at which SciPy copies an operand with gaps before it computes
 REACH = 1.75  # factors of two in an extent, over which what is missed fades
 RIDGE = 0.3  # in shapes: keeps the plane flat where few are near
 HALF = 0.6  # of a product's time, that one takes of which half is computed
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
+USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
+USUAL_SHARE = 0.5  # ... of which a product that is not large reaches about half
 
 
 def counts(shape: Shape) -> tuple[int, int, int, int, int]:
     """Count calls, matrices, multiplications, elements read and elements written."""
     m, n, k, batch = shape[:4]
     return 1, batch, batch * m * n * k, batch * (m * k + k * n), batch * m * n
+
+
+def usual_seconds(traits: DeviceTraits, g: Gemm) -> float:
+    """Estimate a product on the host's cores, by either side, where nothing was measured."""
+    lanes = traits.simd_bytes // PRECISIONS[g.precision].real_bytes
+    rate = traits.compute_units * USUAL_HERTZ * USUAL_SHARE * 4 * lanes
+    return g.flops / rate
 
 
 def _position(shape: Shape) -> tuple[float, ...]:

@@ -46,7 +46,11 @@ class Trials:
         self._spent = 0.0
 
     def settle(
-        self, kind: Hashable, predicted: Route, sides: Callable[[], tuple[Any, Any]]
+        self,
+        kind: Hashable,
+        predicted: Route,
+        sides: Callable[[], tuple[Any, Any]],
+        usual: float | None = None,
     ) -> Route:
         """Return the faster side of a kind of products: tried, or as predicted.
 
@@ -59,8 +63,10 @@ class Trials:
         sides : callable
             Returns two functions, of which one computes the product on the host and the other on
             the device.  Asked for only if they are to be tried.
+        usual : float, optional
+            About the seconds of either side, where nothing is predicted.
         """
-        host, device = predicted.host_seconds, predicted.device_seconds
+        host, device = predicted.host_seconds or usual, predicted.device_seconds or usual
         if host is None or device is None:
             return predicted
         far = max(host, device) > NEAR * min(host, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,9 @@ from clgemm.dispatch import engine, trial
 from clgemm.dispatch.route import DEVICE, HOST, Route
 from clgemm.dispatch.times import BreakEven
 from clgemm.errors import DeviceError
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import registry
+from clgemm.tuning.store import lookup
 
 NEAR = Route(HOST, "predicted", 1e-4, 0.9e-4)
 
@@ -76,6 +79,15 @@ def test_what_is_sure_is_not_tried(trials, clock, predicted):
     calls, both = sides(clock, 0, 0)
     assert trials.settle("kind", predicted, both) is predicted
     assert not calls
+
+
+def test_what_nobody_predicted_is_tried_if_it_is_short(trials, clock):
+    by_size = Route(DEVICE, "by size")
+    calls, both = sides(clock, 1e-3, 2e-3)
+    assert trials.settle("long", by_size, both, 2 * trial.LONGEST) is by_size
+    assert not calls
+    assert trials.settle("kind", by_size, both, 1e-3).where == HOST
+    assert calls
 
 
 def test_the_budget_is_kept_and_its_end_changes_nothing(trials, clock, monkeypatch):
@@ -149,6 +161,28 @@ def test_a_product_is_tried_with_its_own_operands(near, rng):
         assert clgemm.matmul(a[:160], b).tobytes() == first.tobytes()
     stack = clgemm.matmul(np.stack([a, b]), np.stack([b, a]))
     np.testing.assert_allclose(stack, np.stack([a @ b, b @ a]))
+
+
+def test_what_was_not_measured_is_tried_once_parameters_are_known(near, monkeypatch):
+    """But for what is small and was decided on before: equal calls give equal bits."""
+    tuned = lookup.defaults(near.device.traits, PRECISIONS["d"], "a test")
+    monkeypatch.setenv("CLGEMM_TUNE", "auto")
+    monkeypatch.setattr(near, "_break_even", partial(engine.Engine._break_even, near))
+    monkeypatch.setattr(near, "_by_size", set())
+    monkeypatch.setattr(near.parameters, "_tuned", {})
+    monkeypatch.setattr(near.break_evens, "_known", {"gemm.d": None})
+    x = np.ones((100, 100))
+    assert not clgemm.explain(x, x).why.startswith("tried"), "this would begin a search"
+    near.parameters.use("d", tuned)
+    near.forget()
+    assert not clgemm.explain(x, x).why.startswith("tried")
+    near._by_size.clear()
+    near.forget()
+    assert clgemm.explain(x, x).why.startswith("tried")
+    monkeypatch.setenv("CLGEMM_TUNE", "off")
+    near.forget()
+    monkeypatch.setattr(near, "_trials", trial.Trials())
+    assert not clgemm.explain(x, x).why.startswith("tried")
 
 
 def test_what_cannot_be_tried_goes_as_predicted(near, monkeypatch):
