@@ -14,9 +14,10 @@ NumPy, that of gemm SciPy, each as it runs without variables such as OPENBLAS_CO
 --mixed a NumPy product of 200 x 200 precedes each call of either side and is not timed.  With
 --arrays operands are on the device, and the peer is cuBLAS by PyTorch, in rows of calls.
 
-Each result is checked before it is timed.  Times are medians over alternating blocks, each begun
-when no thread of this process computes any more; blocks in which other processes ran are measured
-again.  Ratios are the peer's time over clgemm's.  A call that is slower by at most 2 us counts as
+Each result is checked before it is timed.  Blocks alternate, each begun when no thread of this
+process computes any more; blocks in which other processes ran are measured again.  A virtual
+machine may run at half its speed for seconds, so what counts is the ratio of neighbouring blocks:
+given are the medians of the round with the median ratio.  Ratios are the peer's time over clgemm's.  A call that is slower by at most 2 us counts as
 equally fast in shares and in the worst ratio, not in means.  Parameters and break-evens are those
 that a user's process finds: see ``python -m clgemm tune``.
 """
@@ -96,10 +97,20 @@ def measure(way: Way) -> timing.Timing:
 def measured(ways: Mapping[str, Way], rounds: int) -> dict[str, list[timing.Timing]]:
     """Time ways in alternating blocks."""
     blocks: dict[str, list[timing.Timing]] = {name: [] for name in ways}
+    order = list(ways)
     for _ in range(rounds):
-        for name, way in ways.items():
-            blocks[name].append(measure(way))
+        for name in order:
+            blocks[name].append(measure(ways[name]))
+        order.reverse()
     return blocks
+
+
+def typical(blocks: Mapping[str, list[timing.Timing]]) -> dict[str, float]:
+    """Return the seconds of the round in which the peer's over clgemm's are the median."""
+    ours, theirs = blocks[CLGEMM], blocks[PEER]
+    ratios = [y.median / x.median for x, y in zip(ours, theirs, strict=True)]
+    place = ratios.index(statistics.median_low(ratios))
+    return {name: ts[place].median for name, ts in blocks.items()}
 
 
 def ways_of(product: Product, arguments: argparse.Namespace) -> dict[str, Way]:
@@ -142,7 +153,7 @@ def run_shape(drawn: Drawn, arguments: argparse.Namespace) -> Row:
         told.config,
         told.why,
         {ON_HOST: told.host_seconds, ON_DEVICE: told.device_seconds},
-        {name: statistics.median(t.median for t in ts) for name, ts in blocks.items()},
+        typical(blocks),
         error,
         sum(t.rejected for ts in blocks.values() for t in ts),
         any(t.noisy for ts in blocks.values() for t in ts),

@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from helpers import PATIENCE
 
+from clgemm.tuning.measure import timing
+
 BENCH = Path(__file__).parents[1] / "bench"
 if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-random_shapes, shape_products, report, environment = map(
-    import_module, ("random_shapes", "shape_products", "shapes_report", "environment")
+random_shapes, shape_products, report, environment, bench_shapes = map(
+    import_module,
+    ("random_shapes", "shape_products", "shapes_report", "environment", "bench_shapes"),
 )
 Bounds, Drawn = random_shapes.Bounds, random_shapes.Drawn
 
@@ -99,6 +102,16 @@ def test_the_summary_is_of_what_was_measured():
     assert "4.00" not in text
     assert "0.75 (4)" not in report.text_picture(rows)
     assert "1.00 (4)" in report.text_picture(rows)
+
+
+def test_neighbouring_blocks_are_compared():
+    """A machine at half its speed for a while changes no ratio."""
+
+    def blocks(*seconds):
+        return [timing.Timing(t, t, 1) for t in seconds]
+
+    found = {report.CLGEMM: blocks(1.0, 2.0, 1.0), report.PEER: blocks(1.1, 2.4, 1.6)}
+    assert bench_shapes.typical(found) == {report.CLGEMM: 2.0, report.PEER: 2.4}
 
 
 def test_two_microseconds_are_granted():

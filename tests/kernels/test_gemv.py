@@ -12,6 +12,7 @@ from test_families import operand, value
 
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
+from clgemm.kernels.gemv import plan as cuts
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
@@ -175,7 +176,8 @@ FACTORS = [(1.0, 0.0), (-0.5, 1.0), (2.0, 0.75)]
 
 @pytest.mark.parametrize("code", "sdcz")
 @pytest.mark.parametrize("units", [1, 1000], ids=["whole", "split"])
-def test_every_form_is_right(device, code, units, rng):
+def test_every_form_is_right(device, code, units, rng, monkeypatch):
+    monkeypatch.setattr(cuts, "SOLE_BYTES", 0)  # small products are cut as large ones are
     precision, names = PRECISIONS[code], set()
     config = FAMILY.default(device.traits, precision)
     small = Config.of("gemv", dict(config.params) | {"ITEMS": 32, "READS": 4})
@@ -239,8 +241,13 @@ def test_stacks_of_vectors(device, trans, units, rng):
     reference.assert_within_bound(c, a @ b, np.abs(a) @ np.abs(b), 500, precision.eps)
 
 
+def test_k_is_cut_where_work_groups_would_read_for_longer_than_a_launch_takes():
+    for k, names in ((cuts.SOLE_BYTES // 4, ["gemv_dot"]), (10**6, ["gemv_dot", "gemv_sum"])):
+        assert [*steps(gemm(1, 1, k))[0]] == names
+
+
 @pytest.mark.parametrize("op", "NT")
-@pytest.mark.parametrize("shape", [(300, 1, 17_000), (1, 1, 9999)])
+@pytest.mark.parametrize("shape", [(300, 1, 17_000), (1, 1, 99_999)])
 def test_parts_repeat_bit_by_bit(device, op, shape, rng):
     (m, n, k), precision = shape, PRECISIONS["s"]
     a, b = operand(rng, precision, m, k, op, 0), operand(rng, precision, k, n, "N", 0)

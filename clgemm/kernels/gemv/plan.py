@@ -33,6 +33,7 @@ TURNS = 2  # times that a work-item reads as much as it can at once, where rows 
 MOST_SUMS = 64  # bytes of the sums of a work-item's rows
 MOST_ITEMS = 1024  # of a work-group that has the columns of its rows to itself
 ENOUGH = 0.7  # of the work-items that keep a device busy: better than a second launch
+SOLE_BYTES = 64 << 10  # that a work-group has read by the time that a second launch takes
 
 
 class _Operand(NamedTuple):
@@ -115,7 +116,12 @@ class Cut:
         return width
 
     def _parts(self, groups: int, least: int) -> int:
-        """Count the parts of k, of `least` elements at least, that keep the device busy."""
+        """Count the parts of k, of `least` elements at least, that keep the device busy.
+
+        One, where each work-group reads so little of the matrix that a second launch takes longer.
+        """
+        if self._rows * self.g.k * precision_of(self.g).itemsize <= SOLE_BYTES * groups:
+            return 1
         return max(1, min(self._busy // groups, self.g.k // least))
 
     @property

@@ -25,16 +25,16 @@ LAUNCH = 5600  # of the launch
 ENDS = 0.52  # for each element of a macro-tile, until its first slices are there and for its store
 HIDDEN = 0.6  # of that, if another macro-tile's products run meanwhile
 SEGMENTS = 22800  # for pieces that begin and end within macro-tiles, and a launch for their flags
-JOIN = 8000  # of the launch that adds up parts of K, and ...
+JOIN = 10000  # of the launch that adds up parts of K, and ...
 JOINED = 32  # ... bytes a clock, of a compute unit, that pass through scratch
 LEAST_DEPTH = 256  # of a part of K
 PRODUCTS = 128  # a clock, if nothing kept them waiting
-SLOWER = {128 * 128: 1.16, 128 * 64: 1.3, 64 * 64: 1.44, 64 * 32: 1.7, 32 * 32: 2.5}
+SLOWER = {128 * 128: 1.16, 128 * 64: 1.3, 64 * 64: 1.37, 64 * 32: 1.53, 32 * 32: 1.9}
 """What keeps them waiting, by the macro-tile's area: smaller ones fetch more a product, ..."""
 NARROW = {128 * 128: 1.15, 128 * 64: 1.22, 64 * 64: 1.45, 64 * 32: 2.0, 32 * 32: 2.0}
 """... in copies of 8 bytes if neither operand can be read by pairs, or A is turned as well, ..."""
 BUSY_ITEMS = 256  # ... and with fewer work-items at a time ...
-IDLE = 1.4  # ... it takes so much longer
+IDLE = 1.2  # ... it takes so much longer
 APART, FAR_APART = 1.1, 1.2
 """Time of slices that neighbours do not fetch at the same time, from the cache and from memory."""
 CACHE = 40e6  # bytes of operands that stay in the cache
