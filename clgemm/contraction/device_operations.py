@@ -18,6 +18,7 @@ from clgemm.api import nested_arrays
 from clgemm.api.array_decisions import require_dtype
 from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.api.matmul import matmul
+from clgemm.contraction.pairs import pair
 from clgemm.problem import BY_DTYPE
 from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
@@ -47,20 +48,10 @@ def require(where: str, **operands: Any) -> None:
 
 def contract(x: Any, y: Any, axes_x: Sequence[int], axes_y: Sequence[int], out: Any = None) -> Any:
     """Sum products over pairs of axes, from 0 up."""
-    strides = [
-        x.strides[i] if x.size >= y.size else y.strides[j]
-        for i, j in zip(axes_x, axes_y, strict=True)
-    ]
-    order = sorted(range(len(strides)), key=lambda place: -abs(strides[place]))
-    axes_x, axes_y = [axes_x[place] for place in order], [axes_y[place] for place in order]
-    rows = [k for k in range(x.ndim) if k not in axes_x]
-    columns = [k for k in range(y.ndim) if k not in axes_y]
-    m, n = math.prod(x.shape[k] for k in rows), math.prod(y.shape[k] for k in columns)
-    depth = math.prod(x.shape[k] for k in axes_x)
-    a = matrices(x, [*rows, *axes_x], (m, depth))
-    b = matrices(y, [*axes_y, *columns], (depth, n))
-    shape = tuple([x.shape[k] for k in rows] + [y.shape[k] for k in columns])
-    product = matmul(a, b).reshape(shape)
+    found = pair(x, y, axes_x, axes_y)
+    a = matrices(x, found.left, (found.m, found.depth))
+    b = matrices(y, found.right, (found.depth, found.n))
+    product = matmul(a, b).reshape(found.shape)
     return product if out is None else stored(product, out)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Hashable
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,10 +97,8 @@ def of(text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> Plan | 
     optimize : object
         As for `numpy.einsum`; "auto" and True for the order that opt_einsum finds, or NumPy.
     """
-    try:
-        return _of(text, shapes, tuple(optimize) if isinstance(optimize, list) else optimize)
-    except TypeError:  # of what cannot be hashed
-        return None
+    optimize = tuple(optimize) if isinstance(optimize, list) else optimize
+    return _of(text, shapes, optimize) if isinstance(optimize, Hashable) else None
 
 
 @lru_cache(maxsize=1024)

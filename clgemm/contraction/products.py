@@ -17,6 +17,7 @@ from clgemm.api.drop_in import stands_in_for
 from clgemm.api.matmul import matmul
 from clgemm.contraction import device_operations as on_device
 from clgemm.contraction import numpys
+from clgemm.contraction.pairs import pair
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +109,7 @@ def inner(a: Any, b: Any, /) -> Any:
     x, y = plain(a), plain(b)
     if x is None or y is None or not (x.ndim and y.ndim) or x.shape[-1] != y.shape[-1]:
         return numpys.inner(a, b)
-    if y.ndim <= _MATRIX and x.ndim:
+    if y.ndim <= _MATRIX:
         return matmul(x, y.T)
     return contract(x, y, [x.ndim - 1], [y.ndim - 1])
 
@@ -278,34 +279,14 @@ def contract(
     out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:  # fmt: skip
     """Sum products over pairs of axes, from 0 up, of arrays of numbers."""
-    axes_x, axes_y = in_order(x, y, axes_x, axes_y)
-    rows = [k for k in range(x.ndim) if k not in axes_x]
-    columns = [k for k in range(y.ndim) if k not in axes_y]
-    m, n = math.prod(x.shape[k] for k in rows), math.prod(y.shape[k] for k in columns)
-    depth = math.prod(x.shape[k] for k in axes_x)
-    a = x.transpose(*rows, *axes_x).reshape(m, depth)
-    b = y.transpose(*axes_y, *columns).reshape(depth, n)
+    found = pair(x, y, axes_x, axes_y)
+    a = x.transpose(found.left).reshape(found.m, found.depth)
+    b = y.transpose(found.right).reshape(found.depth, found.n)
     if out is not None:
-        matmul(a, b, out=out.reshape(m, n))
+        matmul(a, b, out=out.reshape(found.m, found.n))
         return out
-    shape = [x.shape[k] for k in rows] + [y.shape[k] for k in columns]
-    product: NDArray[Any] = matmul(a, b).reshape(shape)
+    product: NDArray[Any] = matmul(a, b).reshape(found.shape)
     return product
-
-
-def in_order(
-    x: Any, y: Any, axes_x: Sequence[int], axes_y: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Put pairs of axes into the order in which the larger operand has them in memory.
-
-    What is then one axis of a matrix needs no copy, where any order avoids it.
-    """
-    strides = [
-        x.strides[i] if x.size >= y.size else y.strides[j]
-        for i, j in zip(axes_x, axes_y, strict=True)
-    ]
-    order = sorted(range(len(axes_x)), key=lambda place: -abs(strides[place]))
-    return [axes_x[place] for place in order], [axes_y[place] for place in order]
 
 
 def _axes(x: Any, y: Any, axes: Any) -> tuple[list[int], list[int]] | None:

@@ -90,7 +90,8 @@ def _einsum(
     if len(arrays) < plans.PAIR or not given.keys() <= _KNOWN:
         return None
     most = TINY_PAIR if len(arrays) == plans.PAIR else TINY
-    if math.prod(getattr(x, "size", 1) for x in arrays) <= most and chooses_route():
+    elements = math.prod(x.size for x in arrays if x.__class__ is _NDARRAY)
+    if elements <= most and chooses_route() and all(x.__class__ is _NDARRAY for x in arrays):
         return None
     operands = _converted(arrays, given.get("dtype"), given.get("casting", "safe"))
     order = given.get("order", "K")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contraction.outcomes import assert_same, numbers, outcome
-from contraction.test_einsum import expressions
-from contraction.test_products import shapes
+from contraction.outcomes import assert_same, expressions, numbers, outcome, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

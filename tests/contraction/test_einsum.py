@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from contraction.outcomes import COMMON, assert_same, numbers, outcome
+from contraction.outcomes import assert_same, expressions, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,39 +34,6 @@ def orders(request, monkeypatch):
         pytest.importorskip("opt_einsum", reason="opt_einsum is not installed")
     yield
     plans._of.cache_clear()
-
-
-@st.composite
-def expressions(draw, mistakes=True):
-    """Draw subscripts and operands; a few of them wrong."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    sizes = {x: draw(st.sampled_from([0, 1, 2, 2, 3, 3, 4])) for x in "ijklBz"}
-    dots = draw(st.sampled_from([(), (), (), (2,), (2, 3)]))
-    terms, operands = [], []
-    dtype = draw(st.sampled_from(COMMON))
-    for _ in range(draw(st.integers(1, 4))):
-        labels = draw(st.lists(st.sampled_from(list(sizes)), max_size=3))
-        shape = [1 if draw(st.integers(0, 9)) == 0 else sizes[x] for x in labels]
-        if mistakes and draw(st.integers(0, 40)) == 0:
-            shape.append(2)
-        if dots and draw(st.booleans()):
-            place = draw(st.integers(0, len(labels)))
-            hidden = dots[draw(st.integers(0, len(dots))) :]
-            labels.insert(place, "...")
-            shape[place:place] = [1 if draw(st.integers(0, 4)) == 0 else n for n in hidden]
-        kind = draw(st.sampled_from([dtype] * 6 + list(COMMON)))
-        terms.append(draw(st.sampled_from(["", "", " "])) + "".join(labels))
-        operands.append(numbers(rng, shape, kind, draw(st.sampled_from("CF"))))
-    text = ",".join(terms)
-    if draw(st.booleans()):
-        there = sorted(set(text) - set(" ,."))
-        result = draw(st.permutations(there))[: draw(st.integers(0, 4))]
-        if "..." in text and draw(st.integers(0, 9)):
-            result.insert(draw(st.integers(0, len(result))), "...")
-        if mistakes and draw(st.integers(0, 40)) == 0:
-            result.append("i")
-        text += "->" + "".join(result)
-    return text, operands
 
 
 @DRAWN
