@@ -81,7 +81,7 @@ def test_products_of_two(name, codes):
     check()
 
 
-@DRAWN
+@settings(DRAWN, max_examples=150)
 @given(expressions(mistakes=False), st.sampled_from("fF"), st.integers(0, 2))
 def test_any_expression(expression, code, gap):
     """All that subscripts can say: products, sums, diagonals, broadcasting, permutations."""

@@ -9,7 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
-from contraction.outcomes import COMMON, DTYPES, assert_same, numbers, outcome, shapes
+from contraction.outcomes import COMMON, DTYPES, assert_same, numbers, outcome, seeds, shapes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +22,6 @@ NAMES = ["dot", "inner", "vdot", "outer", "tensordot"]
 NAMES += [name for name in ("vecdot", "matrix_transpose") if hasattr(np, name)]
 ALL = [*NAMES, "einsum", "multi_dot", "transpose"]
 DRAWN = settings(max_examples=120, deadline=None, derandomize=True, database=None)
-
-seeds = st.integers(0, 2**31)
 
 
 @pytest.fixture(autouse=True)
