@@ -85,7 +85,9 @@ class Plan(NamedTuple):
     steps: tuple[Step, ...]
 
 
-def of(text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> Plan | None:
+def of(
+    text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any, *, by_twos: bool = False
+) -> Plan | None:
     """Plan an einsum for operands of some shapes; None if NumPy has to look at it.
 
     Parameters
@@ -96,19 +98,29 @@ def of(text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> Plan | 
         Of the operands.
     optimize : object
         As for `numpy.einsum`; "auto" and True for the order that opt_einsum finds, or NumPy.
+    by_twos : bool
+        Whether no more than two operands are contracted at once, though the order says so.
     """
     optimize = tuple(optimize) if isinstance(optimize, list) else optimize
-    return _of(text, shapes, optimize) if isinstance(optimize, Hashable) else None
+    return _of(text, shapes, optimize, by_twos) if isinstance(optimize, Hashable) else None
 
 
 @lru_cache(maxsize=1024)
-def _of(text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any) -> Plan | None:
+def _of(
+    text: str, shapes: tuple[tuple[int, ...], ...], optimize: Any, by_twos: bool
+) -> Plan | None:
     found = subscripts.read(text, shapes)
     if found is None:
         return None
-    left, steps = list(found.terms), []
-    for chosen in _path(found, optimize):
-        places = tuple(sorted(chosen, reverse=True))
+    left: list[str] = list(found.terms)
+    steps: list[Step] = []
+    path = [sorted(places, reverse=True) for places in _path(found, optimize)]
+    while path:
+        places = tuple(path[0][:PAIR] if by_twos else path[0])
+        if len(places) < len(path[0]):  # the others come before these, and the result behind all
+            path[0] = [len(left) - PAIR, *path[0][PAIR:]]
+        else:
+            del path[0]
         terms = [left.pop(place) for place in places]
         wanted = set(found.result).union(*left)
         product = None

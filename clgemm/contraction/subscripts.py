@@ -81,7 +81,8 @@ def read(text: str, shapes: tuple[tuple[int, ...], ...]) -> Sum | None:
     kept, squeezed = [], []
     for term, shape in zip(terms, shapes, strict=True):
         ones = tuple(i for i, x in enumerate(term) if shape[i] == 1 != sizes[x])
-        if any(term.count(term[i]) > 1 for i in ones):
+        broadcast = {term[i] for i in ones}
+        if sum(x in broadcast for x in term) > len(ones):  # no diagonal of different extents
             return None
         kept.append("".join(letters[x] for i, x in enumerate(term) if i not in ones))
         squeezed.append(ones)

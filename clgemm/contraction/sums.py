@@ -207,11 +207,10 @@ def _on_device(text: str, arrays: list[Any], out: Any, optimize: Any, given: dic
         raise TypeError(
             f"einsum: pyopencl.array.Array operands do not take {', '.join(given)}: leave it out"
         )
-    optimize = True if optimize is False else optimize  # there is no loop over all operands at once
-    plan = plans.of(text, tuple(x.shape for x in arrays), optimize)
-    if plan is None or any(len(step.places) > plans.PAIR for step in plan.steps):
+    plan = plans.of(text, tuple(x.shape for x in arrays), optimize, by_twos=True)
+    if plan is None:
         raise ValueError(
             f"einsum: {text!r} does not fit device arrays of shapes "
-            f"{', '.join(str(x.shape) for x in arrays)}, or {optimize!r} is no path by twos"
+            f"{', '.join(str(x.shape) for x in arrays)}"
         )
     return on_device.summed(plan, arrays, out)

@@ -150,6 +150,14 @@ def test_axes(rng):
         clgemm.matrix_transpose(there(x[0, 0]))
 
 
+def test_a_diagonal_of_extent_one_is_broadcast(rng):
+    x, y = numbers(rng, (4, 2), "f"), numbers(rng, (2, 3, 1, 1), "f")
+    got = clgemm.einsum("Bi,ilBB->l", there(x), there(y))
+    assert_equal(got, np.einsum("Bi,ilBB->l", x, y))
+    with pytest.raises(ValueError, match="does not fit"):
+        clgemm.einsum("Bi,ilBB->l", there(x), there(numbers(rng, (2, 3, 1, 4), "f")))
+
+
 def test_signed_zeros_and_infinities_of_products_of_elements():
     x, y = np.array([-0.0, np.inf, 2], np.float32), np.array([1.0, 2, -0.0], np.float32)
     got = clgemm.einsum("i,i->i", there(x), there(y)).get()
@@ -202,8 +210,8 @@ def test_einsum_refuses_what_it_cannot_do():
     assert_equal(clgemm.einsum("ij,jk", x, x, dtype="f", order="K"), np.full((3, 3), 3, "f"))
     with pytest.raises(ValueError, match="does not fit"):
         clgemm.einsum("ij,jkl", x, x)
-    with pytest.raises(ValueError, match="no path by twos"):
-        clgemm.einsum("ij,jk,kl", x, x, x, optimize=["einsum_path", (0, 1, 2)])
+    with pytest.raises(TypeError):  # NumPy's own
+        clgemm.einsum("ij,jk,kl", x, x, x, optimize=3)
     axes = "abcdefghi"
     many = there(np.ones((2,) * 9, np.float32))
     with pytest.raises(ValueError, match="8 are the most"):
@@ -253,6 +261,13 @@ def test_a_call_from_within_another_one_is_computed_by_way_of_the_host(rng):
     ]  # fmt: skip
     for got, expected in zip(handler(), want, strict=True):
         assert_equal(got, expected)
+
+
+@pytest.mark.parametrize("optimize", [False, ["einsum_path", (0, 1, 2, 3)], ("greedy", 2)])
+def test_more_than_two_operands_at_once_are_contracted_by_twos(optimize, rng):
+    operands = [numbers(rng, shape, "f") for shape in ((2, 3), (3, 4), (4, 5), (2, 5))]
+    got = clgemm.einsum("ij,jk,kl,il->ijkl", *map(there, operands), optimize=optimize)
+    assert_equal(got, np.einsum("ij,jk,kl,il->ijkl", *operands))
 
 
 def test_plans_of_both_kinds_of_array_are_the_same(rng):
