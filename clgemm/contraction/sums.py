@@ -196,16 +196,14 @@ def _on_device(text: str, arrays: list[Any], out: Any, optimize: Any, given: dic
     """Compute an einsum of Arrays, two at a time."""
     named = {f"operand {number}": x for number, x in enumerate(arrays)}
     on_device.require("einsum", **named, **({} if out is None else {"out": out}))
-    dtype = given.pop("dtype", None)
+    dtype = given.get("dtype")
     if dtype is not None and any(x.dtype != np.dtype(dtype) for x in arrays):
         raise TypeError(f"einsum: device arrays are not of {dtype}: .astype() converts them")
-    if any(
-        given.pop(name, usual) != usual for name, usual in (("order", "K"), ("casting", "safe"))
-    ):
-        given["order or casting"] = None
-    if given:
+    usual = {"dtype": dtype, "order": "K", "casting": "safe"}
+    refused = [name for name, value in given.items() if usual.get(name, usual) != value]
+    if refused:
         raise TypeError(
-            f"einsum: pyopencl.array.Array operands do not take {', '.join(given)}: leave it out"
+            f"einsum: pyopencl.array.Array operands do not take {', '.join(refused)}: leave it out"
         )
     plan = plans.of(text, tuple(x.shape for x in arrays), optimize, by_twos=True)
     if plan is None:

@@ -172,8 +172,9 @@ def test_functions_look_like_numpys(name):
     assert ours.__name__ == name
     assert ours.__doc__
     assert pickle.loads(pickle.dumps(ours)) is ours  # noqa: S301 - it was just made
-    if not isinstance(original, np.ufunc):
-        assert inspect.signature(ours) == inspect.signature(original)
+    want = outcome(inspect.signature, original)  # NumPy 1 tells none of its compiled functions
+    if not isinstance(want, ValueError):
+        assert inspect.signature(ours) == want
 
 
 def test_they_may_take_the_place_of_numpys(monkeypatch, rng):
