@@ -130,6 +130,7 @@ def multiplied(
     return c
 
 
+@translating("memory for a contraction")
 def _empty(x: Any, shape: tuple[int, ...]) -> Any:
     """Make an Array like another one, of its own allocator or from the pool of its queue."""
     _, state = registry.of_queue(queue_of("contraction", x))

@@ -144,17 +144,14 @@ def _fits(out: Any, dtype: np.dtype[Any], plan: Plan) -> bool:
 
 def _computed(plan: Plan, operands: list[Any], out: NDArray[Any] | None) -> NDArray[Any]:
     """Make one contraction after the other."""
-    given = operands
     operands = [
         np.squeeze(x, axes) if axes else x for x, axes in zip(operands, plan.squeezed, strict=True)
     ]
     for number, step in enumerate(plan.steps, 1):
         chosen = [operands.pop(place) for place in step.places]
         product = step.product
-        into = None
-        if number == len(plan.steps) and out is not None and out.flags.carray:
-            free = not any(np.may_share_memory(out, x) for x in given)
-            into = out if free else None
+        may_fill = number == len(plan.steps) and out is not None and out.flags.carray
+        into = out if may_fill else None  # `matmul` knows what to do if it is an operand, too
         if product is not None and _is_of_matrices(product):
             operands.append(_multiplied(product, chosen, into))
         else:
