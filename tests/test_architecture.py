@@ -30,6 +30,7 @@ LAYERS = (
     "streaming tuning",
     "dispatch",
     "api",
+    "contraction",
     "blas",
     "interpose",
     "cli __main__ __init__",
@@ -38,7 +39,7 @@ LAYERS = (
 RANK = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms.split()}
 
 KERNELS_MAY_IMPORT = {"kernels", "problem", "traits", "errors", "settings"}
-SEES_OPENCL = {"runtime", "streaming", "tuning", "dispatch", "api"}
+SEES_OPENCL = {"runtime", "streaming", "tuning", "dispatch", "api", "contraction"}
 IMPORTS_SCIPY = {"host.scipy_blas", "errors"}
 """The second one for the class of SciPy's own error."""
 

@@ -44,14 +44,14 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
     require_arrays("matmul", given)
     queue = queue_of("matmul", a, b, out)
     require_dtype("matmul", a.dtype, *given.values())
-    product = np.asarray(host_blas.matmul(_fetched(a, queue), _fetched(b, queue)))
+    product = np.asarray(host_blas.matmul(fetched(a, queue), fetched(b, queue)))
     if out is None:
         return opencl.arrays().to_device(queue, product)
     if out.shape != product.shape:
         raise ValueError(f"matmul: out is {out.shape} and the result is {product.shape}")
     if overlap(out, a) or overlap(out, b):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
-    return _store(product, out, queue)
+    return store(product, out, queue)
 
 
 def gemm(
@@ -67,9 +67,9 @@ def gemm(
     require_arrays(where, {"a": a, "b": b} | ({} if c is None else {"c": c}))
     queue = queue_of(where, a, b, c)
     shape = shape_of_product(where, precision, a, b, c, trans_a, trans_b)
-    x, y = _fetched(a, queue), _fetched(b, queue)
+    x, y = fetched(a, queue), fetched(b, queue)
     if c is not None and beta != 0:
-        product = np.array(_fetched(c, queue), order="F")
+        product = np.array(fetched(c, queue), order="F")
     else:
         product = np.zeros(shape, precision.dtype, "F")
         beta = beta if c is None and not cmath.isfinite(beta) else 0.0
@@ -82,10 +82,10 @@ def gemm(
     )  # fmt: skip
     if c is None or not overwrite_c or overlap(c, a) or overlap(c, b):
         return opencl.arrays().to_device(queue, product)
-    return _store(product, c, queue)
+    return store(product, c, queue)
 
 
-def _fetched(x: Any, queue: cl.CommandQueue) -> NDArray[Any]:
+def fetched(x: Any, queue: cl.CommandQueue) -> NDArray[Any]:
     """Return an Array's elements, with strides as they are on the device."""
     if not x.size:
         return np.empty(x.shape, x.dtype)
@@ -95,7 +95,7 @@ def _fetched(x: Any, queue: cl.CommandQueue) -> NDArray[Any]:
     return np.ndarray(x.shape, x.dtype, host, x.offset - start, x.strides)
 
 
-def _store(product: NDArray[Any], out: Any, queue: cl.CommandQueue) -> Any:
+def store(product: NDArray[Any], out: Any, queue: cl.CommandQueue) -> Any:
     """Write a product to an Array whose elements lie without gaps."""
     if not out.flags.forc:
         raise DeviceError(

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from clgemm.cli import picture
 from clgemm.interpose import hook
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ def add_parser(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a program of NumPy's with clgemm under it",
-        usage="%(prog)s [--json FILE] (script.py | -m module) [arguments]",
+        usage="%(prog)s [--json FILE] [--plot FILE] (script.py | -m module) [arguments]",
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="write the account there as JSON")
+    run.add_argument("--plot", type=Path, metavar="FILE", help="draw the account there")
     run.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module"
     )
@@ -50,7 +52,15 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     """
     if not (arguments.module or arguments.script):
         parser.error("run: give a script or -m and a module")
-    atexit.register(_report, arguments.json)  # before the program's own, so it is run after them
+    if arguments.plot is not None:
+        why_not = picture.why_not()  # better missed now than after the program
+        if why_not is not None:
+            print(f"clgemm: error: {why_not}", file=sys.stderr)
+            return 1
+        arguments.plot = arguments.plot.absolute()
+    atexit.register(
+        _report, arguments.json, arguments.plot
+    )  # before the program's own, so it is run after them
     hook.install()
     if arguments.module:
         _as_python_does(partial(_run_module, arguments.module))
@@ -65,10 +75,12 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     return 0
 
 
-def _report(path: Path | None) -> None:
+def _report(path: Path | None, drawing: Path | None) -> None:
     usage = hook.usage()
     if path is not None:
         path.write_text(json.dumps(usage.as_json(), indent=1) + "\n", encoding="utf-8")
+    if drawing is not None:
+        picture.draw_apart(usage.as_json(), drawing)
     print(f"\nclgemm: {usage}", file=sys.stderr)
 
 

@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Tune what the arguments ask for; print a table of it and return the exit status."""
     if arguments.plot is not None:
-        _pyplot()  # better missed now than after a minute
+        pyplot()  # better missed now than after a minute
     device = _device(arguments.device)
     mode = "full" if arguments.full else "auto"
     factor = settings.FULL_FACTOR if arguments.full else 1
@@ -137,7 +137,7 @@ def _beside(result: Result, defaults: Sequence[Config], name: str, shape: Shape,
     return ", ".join(f"{family} {rate:.0f} ({own / rate:.2f}x)" for family, rate in rates.items())
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     """Import matplotlib with a back end that needs no display; raise ClgemmError without it."""
     try:
         importlib.import_module("matplotlib").use("Agg")
@@ -170,9 +170,9 @@ def _rates(device: Device, precision: Precision) -> list[float]:
 
 def _plot(device: Device, results: Mapping[str, Result], file: Path) -> None:
     """Draw rate against n, tuned and by default, and the rates of all candidates."""
-    pyplot = _pyplot()
+    plots = pyplot()
     rows = max(1, len(results))
-    figure, axes = pyplot.subplots(rows, 2, figsize=(11, 3.6 * rows), squeeze=False)
+    figure, axes = plots.subplots(rows, 2, figsize=(11, 3.6 * rows), squeeze=False)
     for (left, right), (code, result) in zip(axes, results.items(), strict=False):
         precision, engine = PRECISIONS[code], engines.of(device)
         tuned = engine.parameters.of(code)
@@ -194,4 +194,4 @@ def _plot(device: Device, results: Mapping[str, Result], file: Path) -> None:
     figure.suptitle(device.traits.describe())
     figure.tight_layout()
     figure.savefig(file)
-    pyplot.close(figure)
+    plots.close(figure)

@@ -33,6 +33,8 @@ class Row(NamedTuple):
     host_calls: int
     """Calls that were not small, and that the host has computed nevertheless."""
     host_flops: int
+    only_counted: bool = False
+    """Whether it is a function that clgemm does not compute, such as gemv."""
 
 
 class Missed(NamedTuple):
@@ -66,10 +68,16 @@ class Usage(NamedTuple):
         """Return a table, and a line for each thing that was missed."""
         if self.why_not is not None:
             return f"nothing is interposed: {self.why_not}"
-        lines = [_HEAD]
-        lines += [_line(row) for row in sorted(self.rows, key=lambda r: -r.calls) if row.calls]
-        if len(lines) == 1:
+        called = sorted((row for row in self.rows if row.calls), key=lambda row: -row.calls)
+        gemms = [row for row in called if not row.only_counted]
+        lines = [_HEAD, *map(_line, gemms)]
+        if not gemms:
             lines = ["no gemm was called through a module that is interposed"]
+        lines += [
+            f"only counted: {row.entry} of {row.module}: {row.calls} calls"
+            for row in called
+            if row.only_counted
+        ]
         lines += [f"left to the host: {why}" for why in self.reasons]
         for missed in self.missed:
             lines.append(

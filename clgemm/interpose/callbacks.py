@@ -18,7 +18,6 @@ from clgemm.dispatch.route import DEVICE, SMALL_SHARED, SMALL_WITH_COPIES, route
 from clgemm.errors import ClgemmError
 from clgemm.host import spinning
 from clgemm.interpose import later, stub
-from clgemm.interpose.account import Tally
 from clgemm.problem import Call
 from clgemm.runtime import reentry
 from clgemm.settings import ROUTES
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.dispatch.engine import Decision, Engine
+    from clgemm.interpose.account import Tally
     from clgemm.interpose.entries import Entry, Product
     from clgemm.problem import Precision
 
@@ -67,6 +67,10 @@ class Callback:
     ----------
     entry : Entry
         The function that is called.
+    cell : Cell
+        What its stub reads.
+    tally : Tally
+        Where calls are added up.
     reasons : Reasons
         Where to say why a call is left to the host.
     opened : callable
@@ -76,11 +80,12 @@ class Callback:
     """
 
     def __init__(
-        self, entry: Entry, reasons: Reasons, opened: Callable[[], object], *, calls_alone: bool
-    ) -> None:
+        self, entry: Entry, cell: stub.Cell, tally: Tally, reasons: Reasons,
+        opened: Callable[[], object], *, calls_alone: bool,
+    ) -> None:  # fmt: skip
         self._has_opened = opened
-        self.tally = Tally()
-        self.cell = stub.cell()
+        self._tally = tally
+        self._cell = cell
         self._entry = entry
         self._reasons = reasons
         self._calls_alone = calls_alone
@@ -112,9 +117,9 @@ class Callback:
         seconds, instead = self._on_device(product, done) or (None, None)
         flops = 2 * product.m * product.n * product.k * self._multiplications
         if seconds is None:
-            self.tally.on_host(flops)
+            self._tally.on_host(flops)
         else:
-            self.tally.on_device(flops, seconds, instead)
+            self._tally.on_device(flops, seconds, instead)
 
     @reentry.entry(nested=lambda *_: None)  # clgemm's own call, or a signal handler's within one
     def _on_device(self, product: Product, done: c_int64) -> tuple[float, float | None] | None:
@@ -150,7 +155,7 @@ class Callback:
             return None
         precision = self._entry.precision
         if not engine.device.traits.has(precision):
-            self.cell.set_least(stub.NEVER)
+            self._cell.set_least(stub.NEVER)
             self._reasons.add(f"{engine} has no double precision")
             return None
         if engine.parameters.known(precision.code) or not settings.tuning_enabled():
@@ -173,10 +178,10 @@ class Callback:
         except reentry.WouldDeadlockError:
             raise
         except ClgemmError:
-            self.cell.set_least(stub.NEVER)
+            self._cell.set_least(stub.NEVER)
             raise
         if engine is None:
-            self.cell.set_least(stub.NEVER)
+            self._cell.set_least(stub.NEVER)
             self._reasons.add("a forked child of a process that used a device uses none")
         else:
             self._has_opened()

@@ -1,4 +1,4 @@
-"""The functions of a BLAS that are interposed: their names, and what their arguments are.
+"""The functions of a BLAS that are interposed: their names, and what a gemm's arguments are.
 
 Builds name one function in several ways: ``cblas_sgemm`` and ``sgemm_``, in the wheels of NumPy and
 SciPy ``scipy_cblas_sgemm64_``, ``scipy_sgemm_`` and the like.  A 64 at the end says that integers
@@ -19,10 +19,28 @@ from clgemm.problem import PRECISIONS
 if TYPE_CHECKING:
     from clgemm.problem import Precision
 
+GEMM = "gemm"
+"""What is computed on the device."""
+COUNTED = [
+    "gemv",
+    "symm",
+    "syrk",
+    "syr2k",
+    "trmm",
+    "trsm",
+    "gemmt",
+    "gemm3m",
+    "hemm",
+    "herk",
+    "her2k",
+]
+"""What is only counted."""
+_ROUTINES = "|".join([GEMM, *COUNTED])
 NAME = re.compile(
-    r"(?:scipy_)?(?:cblas_(?P<c>[sdcz])gemm(?P<c64>64_|_64)?"
-    r"|(?P<f>[sdcz])gemm_(?P<f64>64_?)?)"
+    rf"(?:scipy_)?(?:cblas_(?P<c>[sdcz])(?P<cr>{_ROUTINES})(?P<c64>64_|_64)?"
+    rf"|(?P<f>[sdcz])(?P<fr>{_ROUTINES})_(?P<f64>64_?)?)"
 )
+_OF_COMPLEX = frozenset({"gemm3m", "hemm", "herk", "her2k"})
 _ROW_MAJOR, _COLUMN_MAJOR = 101, 102
 _FLAGS = {111: (False, False), 112: (True, False), 113: (True, True), 114: (False, True)}
 """CBLAS' numbers: transposed, conjugated.  The last is OpenBLAS' own."""
@@ -53,13 +71,19 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """A gemm by its name."""
+    """A function by its name."""
 
     name: str
     precision: Precision
     is_cblas: bool
     wide: bool
     """Whether integers have 64 bits."""
+    routine: str = GEMM
+
+    @property
+    def is_gemm(self) -> bool:
+        """Whether the device can compute it; others are only counted."""
+        return self.routine == GEMM
 
     @classmethod
     def of(cls, name: str) -> Entry | None:
@@ -67,8 +91,12 @@ class Entry:
         found = NAME.fullmatch(name)
         if found is None:
             return None
-        code = found["c"] or found["f"]
-        return cls(name, PRECISIONS[code], bool(found["c"]), bool(found["c64"] or found["f64"]))
+        precision = PRECISIONS[found["c"] or found["f"]]
+        routine = found["cr"] or found["fr"]
+        if routine in _OF_COMPLEX and not precision.is_complex:
+            return None
+        wide = bool(found["c64"] or found["f64"])
+        return cls(name, precision, bool(found["c"]), wide, routine)
 
     def read(self, registers: int, stack: int) -> Product | None:
         """Read the arguments of a call; None if they ask for nothing that a gemm can do.

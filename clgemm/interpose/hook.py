@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from clgemm.errors import ClgemmWarning
 from clgemm.interpose import account, imports, later, slots, stub
+from clgemm.interpose.account import Tally
 from clgemm.interpose.callbacks import Callback, Reasons, least_product
 from clgemm.interpose.mappings import Mappings
 from clgemm.runtime import forks
@@ -35,16 +36,30 @@ class _Interposed:
     def __init__(self, slot: Slot, reasons: Reasons, opened: Callable[[], object]) -> None:
         alone = slot.path.name.startswith(_NUMPYS)
         self.slot = slot
-        self.callback = Callback(slot.entry, reasons, opened, calls_alone=alone)
+        self.cell = stub.cell()
+        self.tally = Tally()
         self.stub = 0
-        forks.keep_for_ever(self.callback.function)
+        self.callback: Callback | None = None
+        if slot.entry.is_gemm:
+            self.callback = Callback(
+                slot.entry, self.cell, self.tally, reasons, opened, calls_alone=alone
+            )
+            forks.keep_for_ever(self.callback.function)
 
     def code(self) -> bytes:
         """Return the machine code of its stub, which goes to the original for the time being."""
-        entry, cell = self.slot.entry, self.callback.cell
-        shown = stub.address_of(self.callback.function)
-        cell.fill(self.slot.original, shown, stub.NEVER)
+        entry, cell = self.slot.entry, self.cell
+        if self.callback is None:
+            cell.fill(self.slot.original, 0, stub.NEVER)
+            return stub.counting_code(cell.address)
+        cell.fill(self.slot.original, stub.address_of(self.callback.function), stub.NEVER)
         return stub.code(cell.address, is_cblas=entry.is_cblas, wide=entry.wide)
+
+    def row(self) -> account.Row:
+        """Return its line of the account."""
+        entry, module = self.slot.entry, account.module_name(str(self.slot.path))
+        found = self.tally.row(entry.name, module, self.cell.calls, self.cell.least)
+        return found._replace(only_counted=not entry.is_gemm)
 
 
 class _Hook:
@@ -95,7 +110,7 @@ class _Hook:
         """Find out anew which calls are small."""
         for x in list(self.known.values()):
             if self.is_on:
-                x.callback.cell.set_least(self._least(x))
+                x.cell.set_least(self._least(x))
 
     def _take(self, paths: list[Path]) -> None:
         """Find new slots and write those that may be written."""
@@ -111,7 +126,7 @@ class _Hook:
                 x.stub = address
                 self.known[x.slot.key] = x
                 self.missed.pop((str(x.slot.path), x.slot.entry.name), None)
-                x.callback.cell.set_least(self._least(x))
+                x.cell.set_least(self._least(x))
                 x.slot.set(x.stub)
 
     def _unknown(self) -> list[Path]:
@@ -139,16 +154,18 @@ class _Hook:
             key = str(x.slot.path), x.slot.entry.name
             self.missed[key] = slots.Missed(x.slot.path, x.slot.entry.name, why)
             return
-        x.callback.cell.set_least(self._least(x))
+        x.cell.set_least(self._least(x))
         x.slot.set(x.stub)
 
     def _least(self, x: _Interposed) -> int:
+        if x.callback is None:
+            return stub.NEVER
         return least_product(x.slot.entry.precision) if self.least is None else self.least
 
     def _restore(self) -> None:
         mappings = Mappings()
         for x in self.known.values():
-            x.callback.cell.set_least(stub.NEVER)  # for who has read the slot before
+            x.cell.set_least(stub.NEVER)  # for who has read the slot before
             if x.slot.is_writable(mappings) and x.slot.get() == x.stub:
                 x.slot.set(x.slot.original)
             else:
@@ -157,13 +174,7 @@ class _Hook:
     def usage(self) -> Usage:
         """Return the account."""
         with self.lock:
-            rows = [
-                x.callback.tally.row(
-                    x.slot.entry.name, account.module_name(str(x.slot.path)), x.callback.cell.calls,
-                    x.callback.cell.least,
-                )
-                for x in self.known.values()
-            ]  # fmt: skip
+            rows = [x.row() for x in self.known.values()]
             missed = tuple(
                 account.Missed(account.module_name(str(x.path)), x.name, x.why)
                 for x in self.missed.values()
@@ -181,7 +192,8 @@ def install(*, least: int | None = None) -> None:
 
     Their slots, the places in memory where they keep the addresses of BLAS functions, are pointed
     at clgemm; also those of modules that are imported later.  Large products go to the device where
-    that is faster, all others to the original function.
+    that is faster, all others to the original function.  Calls of gemv, syrk and the like are
+    counted.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class Missed(NamedTuple):
 
 
 def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]:
-    """Find the slots of gemms in modules that are loaded.
+    """Find the slots of BLAS functions in modules that are loaded.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]
     Returns
     -------
     list of Slot, list of Missed
-        What may be written, and what may not.  A module that imports no gemm is in neither.
+        What may be written, and which gemms may not.
     """
     found: list[Slot] = []
     missed: list[Missed] = []
@@ -97,15 +97,22 @@ def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]
     for path, imports in modules:
         loaded = _base(mappings, path, imports)
         if isinstance(loaded, str):
-            missed.append(Missed(path, "", loaded))
+            if any(_is_gemm(x) for x in imports.slots):
+                missed.append(Missed(path, "", loaded))
             continue
         for x in imports.slots:
             slot = _checked(mappings, path, x, loaded)
             if isinstance(slot, Slot):
                 found.append(slot)
-            else:
+            elif _is_gemm(x):
                 missed.append(Missed(path, x.name, slot))
     return found, missed
+
+
+def _is_gemm(imported: elf.Import) -> bool:
+    """Tell whether it is worth a word that a function is missed."""
+    entry = entries.Entry.of(imported.name)
+    return entry is None or entry.is_gemm
 
 
 def _imports(path: Path) -> elf.Imports | str:

@@ -5,6 +5,8 @@ original, with every argument where the caller has put it.  A large one is shown
 Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
 in Python, an exception at its first instruction included, the product is computed.
 
+Functions that are no gemm have a stub that counts, and no more.
+
 Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
 thread waits for the interpreter's lock, which the team's first thread may hold.
 
@@ -93,6 +95,7 @@ _FRONT = (
     "49 BB {cell}"  # mov r11, cell
     "F0 49 FF 03"  # lock inc qword [r11]     calls, of all threads
 )
+_ON = "41 FF 63 10"  # jmp [r11+16]     the original
 _COMPARE = (
     "4D 3B 53 08"  # cmp r10, [r11+8]
     "7F 04"  # jg large, over the next jump
@@ -191,6 +194,11 @@ class Cell(NamedTuple):
 
     def _word(self, offset: int) -> ctypes.c_int64:
         return ctypes.c_int64.from_address(self.address + offset)
+
+
+def counting_code(cell: int) -> bytes:
+    """Assemble a stub that counts the call and goes on to the original, whatever its arguments."""
+    return _bytes(_FRONT + _ON, struct.pack("<Q", cell))
 
 
 def code(cell: int, *, is_cblas: bool, wide: bool) -> bytes:

@@ -193,6 +193,17 @@ def out_of_order(world):
     return world.product(lambda: clgemm.matmul(a, b), fetch=fetch)
 
 
+def contracted(world):
+    """Copy into another order, sum, multiply elements and matrices, on the device."""
+    x, y = clgemm.to_device(np.repeat(world.a, 2, axis=1)), clgemm.to_device(world.b)
+    one = clgemm.to_device(np.array([[0.25, 0.75]], np.float32))
+
+    def compute():
+        return clgemm.einsum("mk,kn,ij->imn", x[:, ::2], y, one)
+
+    return world.product(compute, fetch=lambda made: made.get()[0])
+
+
 def verified(world):
     """Verify what a file has for this device, then compute with it."""
     world.patch.setenv("CLGEMM_TUNE", "auto")
@@ -242,5 +253,14 @@ def integers_later(world):
 
 FRESH = (first, device_arrays, verified, several, integers_first)
 """Each fault is met by a process that has not computed yet."""
-KEPT = (later, in_place, copying, streaming, device_arrays_later, out_of_order, integers_later)
+KEPT = (
+    later,
+    in_place,
+    copying,
+    streaming,
+    device_arrays_later,
+    contracted,
+    out_of_order,
+    integers_later,
+)
 """All faults are met by the same device, one after the other."""

@@ -26,7 +26,9 @@ ELSEWHERE = {
     "ndim": "likewise", "offset": "likewise", "shape": "likewise", "strides": "likewise",
     "T": "of NumPy's arrays", "astype": "likewise", "conj": "likewise", "data": "likewise",
     "imag": "likewise", "real": "likewise", "reshape": "likewise", "view": "likewise",
-    "empty_like": "NumPy's", "zeros": "NumPy's",
+    "transpose": "likewise",
+    "conjugate": "of contraction", "dot": "likewise", "vdot": "likewise", "squeeze": "NumPy's",
+    "as_strided": "NumPy's", "empty_like": "NumPy's", "zeros": "NumPy's",
     "_copy": "of Copies", "device": "of an engine", "get": "of a dictionary",
     "map": "of an executor", "max": "Python's", "set": "of Stop", "warn": "of the module warnings",
 }  # fmt: skip

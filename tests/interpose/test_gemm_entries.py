@@ -27,8 +27,21 @@ def test_names_tell_precision_form_and_integers(name, code, is_cblas, wide):
 
 @pytest.mark.parametrize(
     "name",
-    ["sgemm", "cblas_sgemv", "cblas_hgemm", "cgemm3m_", "cblas_cgemm3m", "sgemmt_", "xsgemm_",
+    ["sgemm", "cblas_hgemm", "sherk_", "cblas_dhemm", "sgemm3m_", "cblas_sdot", "xsgemm_",
      "cblas_sgemm_batch", "dgemm_batch_", "scipy_scipy_dgemm_", "mkl_dgemm_", ""],
 )  # fmt: skip
 def test_other_names_are_left_alone(name):
     assert Entry.of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "routine"),
+    [
+        ("scipy_cblas_sgemv64_", "gemv"), ("cblas_cgemm3m", "gemm3m"), ("sgemmt_", "gemmt"),
+        ("zherk_", "herk"), ("scipy_cher2k_", "her2k"), ("cblas_dsyr2k_64", "syr2k"),
+        ("strsm_64_", "trsm"), ("cblas_zgemm", "gemm"),
+    ],
+)  # fmt: skip
+def test_other_routines_are_counted(name, routine):
+    found = Entry.of(name)
+    assert (found.routine, found.is_gemm) == (routine, routine == "gemm")

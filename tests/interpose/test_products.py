@@ -182,3 +182,34 @@ def test_clgemm_s_own_host_products_do_not_come_back(device, rng, monkeypatch):
 
 def on_device():
     return sum(row.device_calls for row in clgemm.usage().rows)
+
+
+@needs_machine_code
+def test_what_is_no_gemm_is_counted(device):
+    """Products with vectors and Gram products of NumPy's, triangular solutions of SciPy's."""
+    a = np.arange(25.0).reshape(5, 5) + np.eye(5)
+    calls = {
+        "gemv": lambda: a @ a[0],
+        "syrk": lambda: a @ a.T,
+        "trsm": lambda: scipy_blas.dtrsm(1, a, a),
+    }
+
+    def counts():
+        return {
+            routine: sum(
+                row.calls
+                for row in clgemm.usage().rows
+                if row.only_counted and routine in row.entry and row.device_calls == 0
+            )
+            for routine in calls
+        }
+
+    want = [call() for call in calls.values()]
+    with registry.using(device), clgemm.interposed(least=0):
+        before = counts()
+        got = [call() for call in calls.values()]
+        after = counts()
+        text = str(clgemm.usage())
+    assert all(np.array_equal(x, y) for x, y in zip(got, want, strict=True))
+    assert {name: after[name] - before[name] for name in calls} == dict.fromkeys(calls, 1)
+    assert "only counted: " in text

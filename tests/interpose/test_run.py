@@ -11,7 +11,9 @@ import sys
 import pytest
 from helpers import PATIENCE
 
+from clgemm.cli import picture
 from clgemm.interpose import stub
+from clgemm.interpose.account import Tally
 
 pytestmark = [
     pytest.mark.process,
@@ -100,12 +102,51 @@ def test_the_account_comes_at_the_end_and_as_json(folder):
     assert status == 0
     assert errors.endswith("at exit\n")
     lines = [line.split() for line in account.splitlines()]
-    assert {words[0] for words in lines if "gemm" in words[0]} == {
-        row["entry"] for row in read(folder)["rows"] if row["calls"]
+    assert {words[0] for words in lines if "gemm_" in words[0] or "gemm64" in words[0]} == {
+        row["entry"] for row in read(folder)["rows"] if row["calls"] and not row["only_counted"]
     }
     calls = [row for row in read(folder)["rows"] if row["device_calls"]]
     assert {"_multiarray_umath", "_fblas"} == {row["module"].rpartition(".")[2] for row in calls}
     assert all(row["device_flops"] == 2 * 200**3 and row["device_seconds"] > 0 for row in calls)
+
+
+def test_the_account_as_a_picture(folder):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
+    options = ("-m", "clgemm", "run", "--plot", "account.png")
+    program = "import os, sys, runpy; os.chdir('/'); assert 'matplotlib' not in sys.modules\n"
+    (folder / "elsewhere.py").write_text(program + PROGRAM)
+    status, _, errors, _ = run(folder, "elsewhere.py", "scipy", ours=options)
+    assert (status, "not drawn" in errors) == (0, False)
+    assert (folder / "account.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_told(folder):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
+    options = ("-m", "clgemm", "run", "--plot", "account.nothing")
+    status, _, errors, account = run(folder, "pack/inner.py", "zero", ours=options)
+    assert status == 0
+    assert "account.nothing was not drawn" in errors + account
+
+
+def test_without_matplotlib_a_picture_says_how_to_get_it(folder):
+    program = "import sys; sys.modules['matplotlib'] = None; from clgemm.cli.main import main; "
+    program += "sys.exit(main(['run', '--plot', 'x.png', 'pack/inner.py']))"
+    status, out, errors, _ = run(folder, ours=("-c", program))
+    assert (status, out) == (1, "")
+    assert "clgemm[bench]" in errors
+
+
+def test_a_picture_shows_what_the_account_has(tmp_path):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
+    tally = Tally()
+    tally.on_device(2 * 10**9, 0.5, 0.75)
+    tally.on_host(10**6)
+    rows = [tally.row("sgemm_", "a.module", 7, 3)._asdict()]
+    for name, found in (("full", rows), ("empty", [])):
+        picture.draw({"rows": found}, tmp_path / f"{name}.svg")
+    text = (tmp_path / "full.svg").read_text()
+    assert all(words in text for words in ("sgemm_", "a.module", "predicted for the host"))
+    assert "sgemm_" not in (tmp_path / "empty.svg").read_text()
 
 
 def read(folder):
