@@ -17,9 +17,10 @@ NumPy, that of gemm SciPy, each as it runs without variables such as OPENBLAS_CO
 Each result is checked before it is timed.  Blocks alternate, each begun when no thread of this
 process computes any more; blocks in which other processes ran are measured again.  A virtual
 machine may run at half its speed for seconds, so what counts is the ratio of neighbouring blocks:
-given are the medians of the round with the median ratio.  Ratios are the peer's time over clgemm's.  A call that is slower by at most 2 us counts as
-equally fast in shares and in the worst ratio, not in means.  Parameters and break-evens are those
-that a user's process finds: see ``python -m clgemm tune``.
+given are the medians of the round with the median ratio.  Ratios are the peer's time over
+clgemm's.  A call that is slower by at most 2 us counts as equally fast in shares and in the worst
+ratio, not in means.  Parameters and break-evens are those that a user's process finds: see
+``python -m clgemm tune``.
 """
 
 from __future__ import annotations
