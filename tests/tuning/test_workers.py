@@ -22,7 +22,7 @@ from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, processor
 from clgemm.tuning.outcome import Outcome, Setup, Task
-from clgemm.tuning.search import budget, search
+from clgemm.tuning.search import budget
 from clgemm.tuning.search.budget import Budget
 from clgemm.tuning.store import lookup
 from clgemm.tuning.workers import pool
@@ -424,26 +424,6 @@ def test_a_worker_without_a_core_is_no_hang(clock):
     assert not found.is_hang(30.0, 15.1), "the machine is to blame"
     clock[0] += 100
     assert not found.is_hang(30.0, 29.0)
-
-
-@pytest.mark.parametrize(("starved", "status"), [(2.0, "hang"), (28.0, "late")])
-def test_a_search_asks_whether_a_worker_had_a_core(clock, monkeypatch, starved, status):
-    """What hung is never tried again, what came late is, by the next search."""
-    monkeypatch.setattr(search, "time", budget.time)
-    ended = []
-
-    def ask(_task, config, _patience, **_more):
-        clock[0] += 30.0
-        return Outcome(config, "hang")
-
-    asking = SimpleNamespace(
-        _store=SimpleNamespace(begin=lambda _: None, end=ended.append),
-        _budget=Budget(100.0, 1),
-    )
-    worker = SimpleNamespace(ask=ask, starved=starved)
-    outcome = search.Search._ask(asking, Task.VERIFY, worker, GOOD)
-    assert outcome.status == status
-    assert len(ended) == (status == "late")
 
 
 def test_how_long_a_process_was_without_a_core():
