@@ -114,6 +114,11 @@ ELEMENT_OF: Mapping[np.dtype[Any], Precision] = MappingProxyType(
 )
 
 
+def dtype_of_product(p: np.dtype[Any], q: np.dtype[Any]) -> np.dtype[Any]:
+    """Return which of two equal types NumPy's product has: not long where there is a long long."""
+    return p if p is q or p.num >= q.num else q
+
+
 GENERAL, SYMMETRIC, HERMITIAN = 0, 1, 2
 """What is known of a product's C: see `Gemm.triangle`."""
 

@@ -20,7 +20,7 @@ from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE, ELEMENT_OF, Call
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, Call, dtype_of_product
 from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
     if not (fits and a.flags.aligned and b.flags.aligned):
         return None
     if out is None:
-        c = np.empty((m, n), dtype)
+        c = np.empty((m, n), dtype_of_product(dtype, b.dtype))
     elif type(out) is np.ndarray and out.shape == (m, n) and out.dtype == dtype:
         if not out.flags.behaved or np.may_share_memory(out, a) or np.may_share_memory(out, b):
             return None
@@ -218,7 +218,7 @@ def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting:
     target = None if out is None else out.dtype
     same = x.dtype == y.dtype and (target is None or target == x.dtype)
     if dtype is None and same and x.dtype in ELEMENT_OF:
-        return x.dtype
+        return dtype_of_product(x.dtype, y.dtype)
     dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
     return host_blas.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]
 

@@ -16,7 +16,14 @@ from clgemm import settings
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import ELEMENT_OF, INTEGER_DTYPES, Call, address_of, is_same_memory
+from clgemm.problem import (
+    ELEMENT_OF,
+    INTEGER_DTYPES,
+    Call,
+    address_of,
+    dtype_of_product,
+    is_same_memory,
+)
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -191,7 +198,7 @@ class _ByDevice:
     def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
         """Multiply as `numpy.matmul` does."""
         if out is None:
-            c = np.empty(self._shape, self._dtype)
+            c = np.empty(self._shape, dtype_of_product(a.dtype, b.dtype))
         elif out.flags.behaved and not (np.may_share_memory(out, a) or np.may_share_memory(out, b)):
             c = out
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.host import scipy_blas
-from clgemm.problem import BY_DTYPE
+from clgemm.problem import BY_DTYPE, dtype_of_product
 from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
     cannot write into, so a result of another type or shape is NumPy's, as are mistakes.
     """
     shape = a.shape[0], b.shape[1]
-    c = np.empty(shape, a.dtype) if out is None else out
+    c = np.empty(shape, dtype_of_product(a.dtype, b.dtype)) if out is None else out
     fits = a.dtype in BY_DTYPE and (c.shape, c.dtype) == (shape, a.dtype) and c.flags.carray
     fits = fits and not (out is not None and _overlaps(out, a, b))
     if not fits or not (scipy_blas.is_loaded() or c.size > OUTER):
@@ -97,7 +97,7 @@ def is_tall(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def tall(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return a @ b of such operands, in one product instead of NumPy's many."""
     k, n = b.shape
-    c = np.empty((*a.shape[:-1], n), a.dtype)
+    c = np.empty((*a.shape[:-1], n), dtype_of_product(a.dtype, b.dtype))
     matmul(a.reshape(-1, k), b, out=c.reshape(-1, n))
     return c
 

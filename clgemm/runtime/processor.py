@@ -5,8 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    ThreadTimes = Mapping[str, tuple[float, float]]
+    """Seconds that each thread ran, and waited for a core."""
 
 CPU_INFO = Path("/proc/cpuinfo")
 WINDOWS = re.compile(r"Family (\d+) Model (\d+) Stepping \d+, (\w+)")
@@ -17,6 +25,29 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def thread_times(pid: int) -> ThreadTimes:
+    """Return how long each thread of a process ran, and waited for a core.
+
+    Empty where the system does not tell: only Linux does.
+    """
+    found = {}
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError, ValueError):  # it has just ended
+                ran, waited, _ = (thread / "schedstat").read_text(encoding="ascii").split()
+                found[thread.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
+
+
+def starved_seconds(before: ThreadTimes, after: ThreadTimes, passed: float) -> float:
+    """Return for how long at most a process that wanted a core had none, by its threads' times."""
+    never = 0.0, 0.0
+    since = [(after[x][0] - before.get(x, never)[0], after[x][1] - before.get(x, never)[1])
+             for x in after]  # fmt: skip
+    longest = max((waited for _, waited in since), default=0.0)
+    return max(0.0, min(longest, passed - sum(ran for ran, _ in since)))
 
 
 @cache

@@ -23,6 +23,7 @@ import clgemm
 from clgemm.api import repeated
 from clgemm.api.matmul import matmul
 from clgemm.dispatch import engine
+from clgemm.host import blas as host_blas
 
 pytestmark = pytest.mark.contract
 
@@ -723,3 +724,25 @@ def test_any_call(call: Any) -> None:
     info = np.finfo(loop)
     terms = 4 * (operands[0].shape[-1] + 2)
     agree(build, (reference, terms * info.eps * magnitude + info.smallest_subnormal))
+
+
+@pytest.mark.parametrize("route", ["device", "host", "auto"])
+@pytest.mark.parametrize(
+    "shapes",
+    [((4,), (4,)), ((3, 4), (4, 5)), ((90, 1), (1, 40)), ((9, 3, 4), (4, 5)), ((70, 70), (70, 70)),
+     ((9, 30, 40), (40, 50))],
+)  # fmt: skip
+def test_types_of_one_size_are_told_apart(route: Any, shapes: Any) -> None:
+    """A product of long and long long, which compare equal, is of long long."""
+    x, y = map(np.ones, shapes)
+    for _ in range(2):  # again, as it is known by then
+        for codes in itertools.product("lqLQdf", repeat=2):
+            a, b = x.astype(codes[0]), y.astype(codes[1])
+            with clgemm.settings.using(route=route):
+                found, want = clgemm.matmul(a, b), np.matmul(a, b)
+            assert (type(found), found.dtype.char) == (type(want), want.dtype.char), codes
+
+
+def test_types_of_one_size_are_told_apart_in_one_tall_product() -> None:
+    x, y = np.ones((9, 3, 4), "l"), np.ones((4, 5), "q")
+    assert host_blas.tall(x, y).dtype.char == np.matmul(x, y).dtype.char

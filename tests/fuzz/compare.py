@@ -180,8 +180,8 @@ def assert_same_form(mine: NDArray[Any], other: NDArray[Any]) -> None:
     """Compare types, shapes and the order in memory."""
     require(type(mine) is type(other), f"{type(mine)} instead of {type(other)}")
     require(
-        (mine.dtype, mine.shape) == (other.dtype, other.shape),
-        f"{mine.dtype} {mine.shape} instead of {other.dtype} {other.shape}",
+        (mine.dtype, mine.dtype.char, mine.shape) == (other.dtype, other.dtype.char, other.shape),
+        f"{mine.dtype!r} {mine.shape} instead of {other.dtype!r} {other.shape}",
     )
     for flag in ("c_contiguous", "f_contiguous", "owndata", "writeable", "aligned"):
         same = getattr(mine.flags, flag) == getattr(other.flags, flag)

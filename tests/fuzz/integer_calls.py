@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["call_only", "check", "draw"]
 
-DTYPES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
+DTYPES = ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "q", "Q")
 SWAPPED = (">i2", ">u4", ">i8")
 VALUES = ("whole", "extreme", "extreme", "sparse")
 

@@ -25,7 +25,7 @@ from test_small_kernels import tiny
 
 from clgemm.kernels import FAMILIES
 from clgemm.kernels.family import Config
-from clgemm.problem import PRECISIONS, Operand
+from clgemm.problem import INTEGERS, PRECISIONS, Operand
 from clgemm.runtime import registry
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure.verify import random_matrix, run_once
@@ -69,10 +69,18 @@ class Guarded:
         return not np.array_equal(before, after)
 
 
+def elements(rng, precision, rows, columns):
+    """Draw a matrix; integers of all bits, so that sums wrap around."""
+    if precision.code not in INTEGERS:
+        return random_matrix(rng, precision, rows, columns)
+    drawn = rng.integers(0, 2**8, (columns, rows, precision.dtype.itemsize), np.uint8)
+    return (drawn < 25 if precision.dtype == bool else drawn.view(precision.dtype))[..., 0].T
+
+
 def as_operand(rng, precision, shape, op, gap):
     """Make op(X) of a shape, and the guarded memory that it lies in."""
     tall, wide = shape if op in "NR" else shape[::-1]
-    held = Guarded(random_matrix(rng, precision, tall, wide), gap)
+    held = Guarded(elements(rng, precision, tall, wide), gap)
     x = held.data if op in "NR" else held.data.T
     return Operand(x, conj=op in "CR" and precision.is_complex), held
 
@@ -154,10 +162,14 @@ def check(device, config, precision, case, rng):
     (m, n, k), ops, beta = case
     a, held_a = as_operand(rng, precision, (m, k), ops[0], 1)
     b, held_b = as_operand(rng, precision, (k, n), ops[1], 3)
-    c = Guarded(random_matrix(rng, precision, m, n), 2)
-    want, size = reference.gemm(1.5, value(a), value(b), beta, c.data)
-    run_once(device, config, a, b, c.data, 1.5, beta, poison=True)
-    reference.assert_within_bound(c.data, want, size, k, precision.eps)
+    c = Guarded(elements(rng, precision, m, n), 2)
+    if precision.code in INTEGERS:  # there are no factors
+        run_once(device, config, a, b, c.data, poison=True)
+        np.testing.assert_array_equal(c.data, np.matmul(a.data, b.data))
+    else:
+        want, size = reference.gemm(1.5, value(a), value(b), beta, c.data)
+        run_once(device, config, a, b, c.data, 1.5, beta, poison=True)
+        reference.assert_within_bound(c.data, want, size, k, precision.eps)
     return held_a.has_changed() or held_b.has_changed() or c.has_changed_beside()
 
 
@@ -178,7 +190,7 @@ def check_config(device, config, precision, rng, monkeypatch):
         for case in CASES:
             if check(device, config, precision, case, rng):
                 return f"{config}, {case}: written beside C"
-        if check_gram(device, config, precision, rng):
+        if precision.code not in INTEGERS and check_gram(device, config, precision, rng):
             return f"{config}: written beside C of a Gram product"
     return f"{config}: {overrun}" if overrun else ""
 
@@ -188,7 +200,8 @@ def main():
     for found in conftest.DEVICES:
         device = registry.open_device(found)
         for family in FAMILIES:
-            for code, precision in PRECISIONS.items():
+            known = INTEGERS if family.name == "cpu_integer" else PRECISIONS
+            for code, precision in known.items():
                 if not family.supports(device.traits, precision):
                     continue
                 base = tiny(family, device.traits, precision)

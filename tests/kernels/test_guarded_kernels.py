@@ -8,8 +8,8 @@ from guarded import GUARD, Guarded, check_config, extremes, guarded_scratch
 from test_families import is_emulated, is_slow_to_build, skip_unsupported
 from test_small_kernels import tiny
 
-from clgemm.kernels import FAMILIES
-from clgemm.problem import PRECISIONS
+from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.problem import INTEGERS, PRECISIONS
 
 UNREACHABLE = {
     "cpu_packed": {("NR", 24)},  # of complex types: more columns than registers
@@ -67,3 +67,13 @@ def test_a_write_beside_is_seen(device, place, monkeypatch):
         monkeypatch.setattr("guarded.SENTINEL", 1)
         device.scratch.release(scratch)
     assert [words.split()[0] for words in overrun] == ["before", "after"]
+
+
+@pytest.mark.parametrize("code", ["b1", "u1", "i2", "i4", "u8"])
+def test_nothing_is_written_beside_a_product_of_integers(device, code, rng, monkeypatch):
+    family, precision = BY_NAME["cpu_integer"], INTEGERS[code]
+    skip_unsupported(device, family, precision)
+    configs = near_extremes(device, family, precision)
+    assert len(configs) > 1
+    for config in configs[:1] if is_emulated(device, family) else configs:
+        assert check_config(device, config, precision, rng, monkeypatch) == ""

@@ -19,6 +19,7 @@ from clgemm.tuning.measure.verify import run_once
 # Smaller blocks than any device would choose, so that every loop and every edge is taken.
 TINY = {
     "cpu_packed": {"KC": 8, "BLOCK_KB": 1},
+    "cpu_integer": {"KC": 8, "BLOCK_KB": 1},
     "gpu_tiled": {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4},
 }
 

@@ -74,6 +74,7 @@ class FakeWorker:
 
     answer = None
     tried = ()
+    starved = 0.0
 
     def __init__(self, setup, patience_to_start):
         assert Path(setup.programs).is_dir()
@@ -522,8 +523,12 @@ def test_the_budget_ends_a_search(fake, monkeypatch):
     assert now[0] <= 105.5
 
 
-@pytest.mark.parametrize(("seconds", "status"), [("4", "late"), ("40", "hang")])
-def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, status, monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "starved", "status"), [("4", 0, "late"), ("40", 0.1, "hang"), ("40", 0.9, "late")]
+)
+def test_what_a_short_search_could_not_wait_for_or_had_no_core_is_tried_again(
+    fake, seconds, starved, status, monkeypatch
+):
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", seconds)
     slow, waited, now = SPACE[-1], [], [100.0]
     set_clock(monkeypatch, now)
@@ -538,12 +543,13 @@ def test_what_a_short_search_could_not_wait_for_is_tried_again(fake, seconds, st
             if config == slow:
                 waited.append(patience(0.0))
                 now[0] += waited[-1]
+                self.starved = starved * waited[-1]
             return super().ask(task, config, patience, **more)
 
     fake.answer = Slow.answer = staticmethod(answer)
     monkeypatch.setattr(search_loop, "Worker", Slow)
     assert slow not in new_parameters().of("s").configs
-    assert (waited[0] < budget.LEAST_HANG_SECONDS) == (status == "late")
+    assert (waited[0] < budget.LEAST_HANG_SECONDS) == (seconds == "4")
     store = lookup.store_for(CPU)
     trials = store.read().entries["gemm.s"]["trials"]
     assert [t["status"] for t in trials if t["status"] != "ok"] == [status]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import clgemm
 from clgemm.errors import TuningError
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import devices
+from clgemm.runtime import devices, processor
 from clgemm.tuning.outcome import Outcome, Setup, Task
 from clgemm.tuning.search import budget
 from clgemm.tuning.search.budget import Budget
@@ -415,3 +416,49 @@ def test_a_worker_runs_this_very_package_and_adds_no_folder_to_its_path(tmp_path
     assert file == str(tmp_path / "clgemm" / "tuning" / "workers" / "main.py")
     bare = seen("-c", "import json, sys; print(json.dumps([0, [x for x in sys.path if x]]))")[1]
     assert path == bare
+
+
+def test_a_worker_without_a_core_is_no_hang(clock):
+    found = Budget(100.0, 1)
+    assert found.is_hang(30.0, 14.9)
+    assert not found.is_hang(30.0, 15.1), "the machine is to blame"
+    clock[0] += 100
+    assert not found.is_hang(30.0, 29.0)
+
+
+def test_how_long_a_process_was_without_a_core():
+    before = {"1": (2.0, 1.0), "2": (5.0, 9.0)}
+    asleep = {"1": (2.1, 1.1), "2": (5.0, 9.0)}
+    assert processor.starved_seconds(before, asleep, 10.0) == pytest.approx(0.1)
+    crowded_out = {"1": (2.1, 10.9), "2": (5.0, 9.0), "3": (0.1, 5.0)}
+    assert processor.starved_seconds(before, crowded_out, 10.0) == pytest.approx(9.8)
+    in_its_own_way = {"1": (7.0, 6.0), "2": (10.0, 14.0)}  # two threads, one core, all theirs
+    assert processor.starved_seconds(before, in_its_own_way, 10.0) == 0.0
+    assert processor.starved_seconds({}, {}, 10.0) == 0.0, "nothing tells"
+
+
+READY = "import sys, time; sys.stdin.readline(); print('{}', flush=True); sys.stdin.readline()\n"
+
+
+@pytest.mark.process
+@pytest.mark.skipif(
+    not processor.thread_times(os.getpid()), reason="this system does not tell who waits for a core"
+)
+@pytest.mark.parametrize("busy", [False, True])
+def test_whether_a_worker_that_gives_no_answer_had_a_core_is_seen(busy, monkeypatch):
+    core = {min(os.sched_getaffinity(0))}
+    program = "while True: pass" if busy else f"time.sleep({PATIENCE})"
+    monkeypatch.setattr(Worker, "command", ("-c", READY + program))
+    spins = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {core})\nwhile True: pass"]
+    others = [subprocess.Popen(spins) for _ in range(5)]
+    try:
+        with Worker(Setup(0, "", "s"), patience()) as tried:
+            tried.start()
+            os.sched_setaffinity(tried._process.pid, core)
+            outcome = tried.ask(Task.VERIFY, GOOD, patience(2.0))
+            assert outcome.status == "hang"
+            assert (tried.starved > 1.0) == busy
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -16,6 +16,7 @@ FIRST_SECONDS = 12.0  # that something to choose is waited for, however busy the
 NEXT_SECONDS = 5.0  # that what began beside it is waited for, however short the search
 LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
+STARVED_SHARE = 1 / 2  # of the time waited, without a core: the machine is to blame
 SOME_SECONDS = 0.05  # what a candidate takes at least
 START_SECONDS = 60.0  # for a worker to import what it needs and open the device
 START_GRACE = 10.0  # that a worker's start may go beyond the end of a search
@@ -126,6 +127,11 @@ class Budget:
         least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
         return min(HANG_SECONDS, max(least, 2 * longest, HANG_SHARE * (self.left() + waited)))
 
-    def is_hang(self, waited: float) -> bool:
-        """Tell whether no answer after so long is a fault, not just too late for this search."""
+    def is_hang(self, waited: float, starved: float = 0.0) -> bool:
+        """Tell whether no answer after so long is a fault, not just too late for this search.
+
+        Nor is it one of a worker that other programs left without a core for most of that time.
+        """
+        if starved > STARVED_SHARE * waited:
+            return False
         return waited >= (LEAST_HANG_SECONDS if self.left() > 0 else FIRST_SECONDS)

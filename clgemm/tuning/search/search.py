@@ -192,7 +192,7 @@ class Search:
         try:
             outcome = worker.ask(task, config, patience, best=best, seconds=seconds)
             took = time.monotonic() - begun
-            if outcome.status == "hang" and not self._budget.is_hang(took):
+            if outcome.status == "hang" and not self._budget.is_hang(took, worker.starved):
                 outcome = replace(outcome, status="late")  # not for a search with more time
         finally:  # whoever interrupts a search from the keyboard does not blame the candidate
             if outcome is None or outcome.status not in DEADLY:

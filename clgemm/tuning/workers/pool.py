@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from clgemm.errors import TuningError
 from clgemm.runtime.interrupt import until_done
-from clgemm.runtime.processor import usable_cores
+from clgemm.runtime.processor import starved_seconds, thread_times, usable_cores
 from clgemm.runtime.reentry import entry
 from clgemm.tuning.outcome import Outcome, Task, config_as_json
 
@@ -92,6 +92,8 @@ class Worker:
         self._patience_to_start = patience_to_start
         self.dropped = False
         """While it is set no answer is waited for: a thread that does gives up, blaming nobody."""
+        self.starved = 0.0
+        """Seconds that the last process without an answer had no core in, though it wanted one."""
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
         self._stderr: IO[bytes]
@@ -196,11 +198,14 @@ class Worker:
 
     def _wait(self, patience: Patience) -> str:
         """Wait for a line."""
-        begun = time.monotonic()
+        assert self._process is not None  # noqa: S101 - `start` started it
+        begun, before = time.monotonic(), thread_times(self._process.pid)
         while not self.dropped:
             waited = time.monotonic() - begun
             more = patience(waited)
             if more <= 0:
+                after = thread_times(self._process.pid)
+                self.starved = starved_seconds(before, after, waited)
                 raise NoAnswerError("hang", f"no answer within {waited:.3g} s")
             with suppress(queue.Empty):
                 line = self._answers.get(timeout=min(LOOK_SECONDS, more))
