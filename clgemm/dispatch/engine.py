@@ -347,6 +347,14 @@ class Engine:
         except (ClgemmError, MemoryError, OSError, self.device.cl.Error) as error:
             log.debug("break-evens were not measured: %s", error)
 
+    def kernel_seconds(self, problem: Gemm) -> float | None:
+        """Predict the kernels of a problem from what a search has timed; None if it did not."""
+        tuned = self.parameters.stored(problem.precision)
+        if tuned is None:
+            return None
+        times = tuned.model.predict(problem, range(len(tuned.configs)))
+        return min(times.values(), default=None)
+
     def runner(self, problem: Gemm) -> Runner:
         """Make what computes a problem on this device, where operands lie or with copies."""
         if must_copy(self.device, problem):

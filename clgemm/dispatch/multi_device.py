@@ -37,6 +37,10 @@ log = logging.getLogger(__name__)
 LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it saves
 LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
 GRAIN = 256  # cuts lie on multiples of this, as kernels like them, if parts are larger than it
+HOST_RATE = 50e9  # bytes a second that the cores of a host with several GPUs copy, pinned to pinned
+LEAST_WORK = 1.5
+"""Seconds of the kernels on one device, over those of the host's copies for all of them.  Below it
+one device alone is as fast: two H200s took .65 of its rate at .9, .69 at 1, and 1.28 at 1.8."""
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
 
@@ -212,6 +216,10 @@ class Candidate(Protocol):
         """Make what computes a problem there."""
         ...
 
+    def kernel_seconds(self, problem: Gemm) -> float | None:
+        """Predict the kernels of a problem; None where nothing is known of them."""
+        ...
+
 
 def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner | None:
     """Share a problem among devices, if that pays.
@@ -225,6 +233,8 @@ def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner 
     """
     precision = PRECISIONS[problem.precision]
     able = [x for x in candidates if x.device.traits.has(precision)]
+    if not _copies_pay(able, problem):
+        return None
     found = [x.break_evens.known(precision) for x in able]
     seconds = [x.device_seconds(problem) for x in found if x is not None]
     if len(seconds) == len(able):
@@ -243,6 +253,22 @@ def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner 
     ]
     shared = MultiDeviceRunner(problem, members)
     return shared if len(shared.workers) > 1 else None
+
+
+def _copies_pay(candidates: Sequence[Candidate], problem: Gemm) -> bool:
+    """Tell whether kernels take long enough for the copies to several devices.
+
+    Each of them gets one operand whole, by way of the host's memory, in which all of them meet.
+    """
+    copying = [x for x in candidates if not x.device.traits.unified_memory]
+    if len(copying) < 2:
+        return True
+    g, itemsize = problem, PRECISIONS[problem.precision].itemsize
+    whole, divided = (g.m, g.n) if g.n >= g.m else (g.n, g.m)
+    elements = g.batch * (len(copying) * whole * g.k + divided * g.k + g.m * g.n)
+    known = (x.kernel_seconds(problem) for x in copying)
+    kernels = min((t for t in known if t is not None), default=0.0)
+    return kernels >= LEAST_WORK * elements * itemsize / HOST_RATE
 
 
 def _kind(candidate: Candidate) -> str:

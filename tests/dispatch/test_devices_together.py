@@ -135,12 +135,13 @@ def shared(problem, traits_and_seconds):
     return multi_device.runner([far_away(*x) for x in traits_and_seconds], problem)
 
 
-def far_away(traits, seconds):
+def far_away(traits, seconds, kernel_seconds=1e6):
     times = SimpleNamespace(device_seconds=lambda _: seconds)
     return SimpleNamespace(
         device=SimpleNamespace(traits=traits),
         break_evens=SimpleNamespace(known=lambda _: times),
         runner=lambda _: SimpleNamespace(run=lambda _call, _stop: None),
+        kernel_seconds=lambda _: kernel_seconds,
     )
 
 
@@ -160,6 +161,17 @@ def test_what_the_fastest_device_soon_has_done_is_not_shared():
     pair = [GPU, replace(GPU, name="another")]
     times = [multi_device.LEAST_SECONDS * 0.9, multi_device.LEAST_SECONDS * 1.1]
     assert shared(problem_of("s", 4096), list(zip(pair, times, strict=True))) is None
+
+
+def test_copies_to_several_devices_must_be_outweighed_by_kernels():
+    """All of them go through the host's memory; what is not known to be worth it is not shared."""
+    problem = problem_of("s", 4096)
+    least = multi_device.LEAST_WORK * 4 * (2 + 1 + 1) * 4096**2 / multi_device.HOST_RATE
+    far, near = GPU, replace(GPU, name="another", unified_memory=True)
+    for kernels, helps in ((0.9 * least, False), (1.1 * least, True), (None, False)):
+        found = shared(problem, [(far, 0.1, kernels)] * 2)
+        assert (found is not None) is helps
+        assert shared(problem, [(far, 0.1, kernels), (near, 0.1, kernels)]) is not None
 
 
 def test_a_device_without_double_precision_takes_no_part_in_it():
