@@ -141,7 +141,9 @@ class _GemmByHost:
         self._conj = conj
 
     def gemm(self, alpha: complex, op_a: NDArray[Any], op_b: NDArray[Any]) -> NDArray[Any]:
-        return host_blas.product(alpha, op_a, op_b, *self._conj)
+        c = np.empty((op_a.shape[0], op_b.shape[1]), op_a.dtype, "F")
+        host_blas.gemm(Call.of(alpha, op_a, op_b, 0.0, c, *self._conj))
+        return c
 
 
 class _ByDevice:

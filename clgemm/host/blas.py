@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.host import scipy_blas
-from clgemm.problem import BY_DTYPE, Call, dtype_of_product
+from clgemm.problem import BY_DTYPE, dtype_of_product
 from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.problem import Call
     from clgemm.runtime.interrupt import Stop
 
 
@@ -43,26 +44,6 @@ def gemm(call: Call) -> None:
         return
     for x, y, z in zip(a, b, c, strict=True):
         _one(routine, call._replace(a=x, b=y, c=z))
-
-
-def product(
-    alpha: complex, a: NDArray[Any], b: NDArray[Any], conj_a: bool, conj_b: bool
-) -> NDArray[Any]:
-    """Return ``alpha * op(a) @ op(b)`` of two matrices of one BLAS type, column-major.
-
-    It is SciPy's own result where one call computes it: that takes some microseconds less.  Some of
-    OpenBLAS' kernels multiply even by an alpha of 0.
-    """
-    precision, (m, k), n = BY_DTYPE[a.dtype], a.shape, b.shape[1]
-    routine = scipy_blas.gemm(precision.code)
-    if alpha == 0 or 2 * m * n * k * precision.multiplications > PANEL_FLOPS:
-        c = np.empty((m, n), a.dtype, "F")
-        _one(routine, Call.of(alpha, a, b, 0.0, c, conj_a, conj_b))
-        return c
-    x, trans_a = _operand(a, conj_a)
-    y, trans_b = _operand(b, conj_b)
-    found: NDArray[Any] = routine(alpha, x, y, trans_a=trans_a, trans_b=trans_b)
-    return found
 
 
 def multiply(call: Call) -> None:
