@@ -38,9 +38,10 @@ LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it 
 LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
 GRAIN = 256  # cuts lie on multiples of this, as kernels like them, if parts are larger than it
 HOST_RATE = 50e9  # bytes a second that the cores of a host with several GPUs copy, pinned to pinned
-LEAST_WORK = 1.5
-"""Seconds of the kernels on one device, over those of the host's copies for all of them.  Below it
-one device alone is as fast: two H200s took .65 of its rate at .9, .69 at 1, and 1.28 at 1.8."""
+LEAST_WORK = 1.2
+"""Seconds predicted for the kernels on one device, over those of the host's copies for all of them.
+Below it one device alone is as fast: two H200s had .65 of its rate at .7, .69 at .76, and 1.28 at
+1.4."""
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
 
