@@ -29,7 +29,7 @@ from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.times import usual_seconds
-from clgemm.dispatch.trial import Trials
+from clgemm.dispatch.trial import Sides, Trials
 from clgemm.errors import BuildError, ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
@@ -175,13 +175,18 @@ class Engine:
 
     def run(self, decision: Decision, call: Call) -> None:
         """Compute a call on the device as was decided for its kind."""
-        if self._on_cores and decision.lasts:
-            spinning.end()
         try:
-            decision.runner.run(call)
+            self._run(decision.runner, call, lasts=self._on_cores and decision.lasts)
         except self.device.cl.Error as error:
             where = f"{decision.problem.precision}gemm on {self.device}"
             raise translated(error, where) from error
+
+    def _run(self, runner: Runner, call: Call, *, lasts: bool) -> None:
+        """Compute on the device; what lasts has the host's cores, and others have them then."""
+        ended = lasts and spinning.end()
+        runner.run(call)
+        if ended and self.device.worker_threads is not None:
+            self.device.worker_threads.join_core()
 
     def decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...] = ()) -> Decision:
         """Find or make the decision on calls of a kind."""
@@ -262,13 +267,17 @@ class Engine:
     ) -> Route:
         """Try both sides if the prediction leaves open which one is faster."""
 
-        def sides() -> tuple[Callable[[], object], Callable[[], object]]:
+        def sides() -> Sides:
             *batch, m, n = call.c.shape
             c = np.empty((*batch, n, m), call.c.dtype).swapaxes(-1, -2)
             like = call._replace(beta=0.0, c=c)
             g = describe(*like.operands, like.c, reads_c=False, is_gram=like.is_gram)
-            runner = self.runner(g)
-            return partial(host_blas.multiply, like), partial(runner.run, like)
+            compute = partial(self._run, self.runner(g), like)
+            return Sides(
+                partial(host_blas.multiply, like),
+                partial(compute, lasts=False),
+                partial(compute, lasts=True),
+            )
 
         try:
             return self._trials.settle((problem, self.units()), predicted, sides, usual)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from clgemm.dispatch.route import DEVICE, HOST, SHORT, Route
+from clgemm.host import blas as host_blas
 from clgemm.host import spinning
 from clgemm.runtime import reentry
 
@@ -28,13 +29,29 @@ MOST_RUNS = 12  # of a block, of which the median counts
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
 WARM_SECONDS = 2e-4  # of runs before them, one at least: threads wake up
 PAUSE = 3e-4  # seconds between the sides
-FREE, SHARE = 0.05, 0.05  # seconds, and the share of a process' time, that trials may take
+FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take
 MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
 GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
 SHORT_GAIN = 0.88  # the same where the host takes less than SHORT: a trial errs by so much there
+TURN_GAIN = 1.0  # the same in turn with NumPy, after which threads of the device may wake up late
+TURNS = 5  # of which the median counts
+REST = 2e-3  # seconds, after which the device's threads sleep
+OTHER = 200  # extent of NumPy's product before each: its library's threads all take part
+LONGEST_TURN = 2e-3  # seconds on the device: what takes longer hardly notices who came before
+
+UNTRIED = "it is short, nothing is measured yet, and trials had their share of the time"
 
 _begun = time.monotonic()
+
+
+class Sides(NamedTuple):
+    """What computes one product."""
+
+    host: Callable[[], object]
+    device: Callable[[], object]
+    ending: Callable[[], object]
+    """As `device`, after the host's idle threads were ended."""
 
 
 class Trials:
@@ -49,7 +66,7 @@ class Trials:
         self,
         kind: Hashable,
         predicted: Route,
-        sides: Callable[[], tuple[Any, Any]],
+        sides: Callable[[], Sides],
         usual: float | None = None,
     ) -> Route:
         """Return the faster side of a kind of products: tried, or as predicted.
@@ -61,8 +78,7 @@ class Trials:
         predicted : Route
             What the model says.
         sides : callable
-            Returns two functions, of which one computes the product on the host and the other on
-            the device.  Asked for only if they are to be tried.
+            Returns what computes the product.  Asked for only if it is to be tried.
         usual : float, optional
             About the seconds of either side, where nothing is predicted.
         """
@@ -80,30 +96,37 @@ class Trials:
                 expected = 2 * BLOCKS * PAUSE + max(
                     2 * BLOCKS * (host + device), 2 * BLOCKS * (WARM_SECONDS + BLOCK_SECONDS)
                 )
-                self._found[kind] = (
-                    self._try(predicted, sides) if self._may_spend(expected) else predicted
-                )
+                if self._may_spend(expected):
+                    self._found[kind] = self._try(predicted, sides)
+                elif predicted.host_seconds is None and host < SHORT:
+                    self._found[kind] = predicted._replace(where=HOST, why=UNTRIED)
+                else:
+                    self._found[kind] = predicted
             return self._found[kind]
 
     def _may_spend(self, seconds: float) -> bool:
         return self._spent + seconds <= FREE + SHARE * (time.monotonic() - _begun)
 
-    def _try(self, predicted: Route, sides: Callable[[], tuple[Any, Any]]) -> Route:
+    def _try(self, predicted: Route, sides: Callable[[], Sides]) -> Route:
         start = time.perf_counter()
+        faster: Literal["host", "device"]
         try:
             with np.errstate(all="ignore"):
-                by_host, by_device = sides()
-                host = min(_block(by_host) for _ in range(BLOCKS))
+                found = sides()
+                host = min(_block(found.host) for _ in range(BLOCKS))
                 spinning.end()  # once: threads that start again disturb what follows
-                device = min(_block(by_device) for _ in range(BLOCKS))
+                device = min(_block(found.device) for _ in range(BLOCKS))
+                gain = SHORT_GAIN if host < SHORT else GAIN
+                faster, why = HOST, "tried: the host is faster"
+                if device + CALL_SECONDS <= gain * host:
+                    faster, why = DEVICE, "tried: the device is faster"
+                    if device < LONGEST_TURN and (
+                        _in_turn(found, device) + CALL_SECONDS > TURN_GAIN * host
+                    ):
+                        faster, why = HOST, "tried: the host is faster where both take turns"
         finally:
             self._spent += time.perf_counter() - start
-        gain = SHORT_GAIN if host < SHORT else GAIN
-        faster = DEVICE if device + CALL_SECONDS <= gain * host else HOST
-        return predicted._replace(
-            where=faster, why=f"tried: the {faster} is faster", host_seconds=host,
-            device_seconds=device,
-        )  # fmt: skip
+        return predicted._replace(where=faster, why=why, host_seconds=host, device_seconds=device)
 
 
 def _block(compute: Callable[[], object]) -> float:
@@ -115,6 +138,22 @@ def _block(compute: Callable[[], object]) -> float:
         compute()
     found: list[float] = []
     while not found or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
+        before = time.perf_counter()
+        compute()
+        found.append(time.perf_counter() - before)
+    return statistics.median(found)
+
+
+def _in_turn(sides: Sides, alone: float) -> float:
+    """Return the median time on the device directly after NumPy, as most programs mix both.
+
+    A product that lasts so long alone ends the host's idle threads, which is part of it.
+    """
+    other, found = np.ones((OTHER, OTHER), np.float32), list[float]()
+    compute = sides.ending if spinning.lasts(0, alone) else sides.device
+    for _ in range(TURNS):
+        time.sleep(REST)
+        host_blas.matmul(other, other)
         before = time.perf_counter()
         compute()
         found.append(time.perf_counter() - before)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import DeviceError
 from clgemm.kernels import LAST_RESORT
-from clgemm.runtime import bound_threads, opencl
+from clgemm.runtime import opencl, worker_threads
 from clgemm.runtime.memory import DeviceMemory
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.opencl_errors import translated
@@ -60,7 +60,7 @@ class Device:
             self.queue = cl.CommandQueue(self.context)
         except cl.Error as error:
             raise translated(error, f"opening {self}") from error
-        self.bound_threads = bound_threads.of_drivers() if self.traits.kind == "cpu" else None
+        self.worker_threads = worker_threads.of_platform(self.traits.platform)
         """What has a CPU's threads leave the core of whoever computes."""
         self.programs = Programs(self.context, self.traits, binaries)
         self.running: list[None] = []

@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clgemm.runtime import bound_threads, opencl, platforms, processor
+from clgemm.runtime import opencl, platforms, processor, worker_threads
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.programs import compiled
 from clgemm.traits import DeviceTraits
@@ -165,7 +165,7 @@ def find() -> tuple[Found, ...]:
     if _kept:
         return _kept[0]
     found: list[Found] = []
-    bound_threads.note()
+    worker_threads.note()
     platforms.silent.clear()
     for platform in platforms.known():
         try:

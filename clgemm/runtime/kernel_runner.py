@@ -227,8 +227,8 @@ class KernelRunner:
         device.running.append(None)
         try:
             ending.leave()
-            if device.bound_threads is not None:
-                device.bound_threads.leave_core()
+            if device.worker_threads is not None:
+                device.worker_threads.leave_core()
             # This call's alone until its last launch has ended.
             scratch = device.scratch.lease(self.scratch_bytes) if self.scratch_bytes else None
             self._execute(values, scratch, stop, poisoned, events)

@@ -48,7 +48,10 @@ def sides(clock, host, device):
         calls.append(name)
         clock.now += seconds
 
-    return calls, lambda: (lambda: side(HOST, host), lambda: side(DEVICE, device))
+    def by_device():
+        side(DEVICE, device)
+
+    return calls, lambda: trial.Sides(lambda: side(HOST, host), by_device, by_device)
 
 
 @pytest.mark.parametrize(("seconds", "where"), [((0.01, 0.002), DEVICE), ((0.002, 0.01), HOST)])
@@ -105,6 +108,16 @@ def test_the_budget_is_kept_and_its_end_changes_nothing(trials, clock, monkeypat
     assert len(calls) == count
 
 
+def test_beyond_the_budget_what_is_short_and_not_predicted_is_the_hosts(trials, clock, monkeypatch):
+    monkeypatch.setattr(trial, "FREE", 0)
+    monkeypatch.setattr(trial, "SHARE", 0)
+    calls, both = sides(clock, 1e-4, 1e-4)
+    by_size = Route(DEVICE, "by size")
+    assert trials.settle("short", by_size, both, trial.SHORT / 2).where == HOST
+    assert trials.settle("long", by_size, both, trial.SHORT * 2) is by_size
+    assert not calls
+
+
 def test_threads_find_the_same(trials, clock):
     """One of them tries, and the others wait for it."""
     calls, sides_of = sides(clock, 0.002, 0.001)
@@ -124,7 +137,31 @@ def test_threads_find_the_same(trials, clock):
         thread.join()
     assert len(found) == 4
     assert all(x is found[0] for x in found)
-    assert calls == [HOST] * 2 * trial.BLOCKS + [DEVICE] * 2 * trial.BLOCKS, "one to warm up"
+    alone = [HOST] * 2 * trial.BLOCKS + [DEVICE] * 2 * trial.BLOCKS  # one each to warm up
+    assert calls == alone + [DEVICE] * trial.TURNS
+
+
+@pytest.mark.parametrize(("late", "where"), [(0.0, DEVICE), (5e-4, HOST)])
+def test_a_device_has_to_be_fast_directly_after_numpy_too(trials, clock, late, where, monkeypatch):
+    """Where a program multiplies in turn with NumPy threads of the device may wake up late."""
+    host, device, wait = 1e-3, 8e-4, 0.0
+
+    def numpys(*_):
+        nonlocal wait
+        wait = late
+
+    def by_device():
+        nonlocal wait
+        clock.now += device + wait
+        wait = 0.0
+
+    def by_host():
+        clock.now += host
+
+    monkeypatch.setattr(trial.host_blas, "matmul", numpys)
+    found = trials.settle("kind", NEAR, lambda: trial.Sides(by_host, by_device, by_device))
+    assert found.where == where
+    assert found.device_seconds == pytest.approx(device), "alone, as it is predicted"
 
 
 @pytest.fixture

@@ -83,6 +83,7 @@ assert not ended
 @pytest.mark.process
 def test_short_products_do_not_ask(cpu):
     run("""
+a @ a  # which starts them
 ended = []
 spinning._end_if_alone = ended.append
 clgemm.matmul(a[:100], a[:, :100])
@@ -95,7 +96,7 @@ assert ended == [library]
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("flops", "seconds", "lasts"),
-    [(1e9, 9e-5, False), (1e6, 2e-4, True), (6e7, None, True), (4e7, None, False)],
+    [(1e9, 2e-4, False), (1e6, 4e-4, True), (6e7, None, True), (4e7, None, False)],
 )
 def test_a_product_lasts_by_its_predicted_time_or_else_by_its_size(flops, seconds, lasts):
     assert spinning.lasts(flops, seconds) == lasts
@@ -154,6 +155,18 @@ assert not [thread for thread in crowd if thread.is_alive()], "one waits for eve
 """,
         cpu,
     )
+
+
+@pytest.mark.process
+def test_it_tells_whether_there_were_any(cpu):
+    """Only then the device's threads make room for new ones."""
+    run("""
+a @ a
+wait_until(spinning.end)  # no other thread may be inside the library
+assert not spinning.end()
+a @ a
+wait_until(spinning.end)
+""", cpu)  # fmt: skip
 
 
 def test_with_fewer_cores_than_threads_none_is_ended(cpu, monkeypatch):

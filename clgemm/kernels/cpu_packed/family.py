@@ -63,6 +63,10 @@ MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
 MANY_TILES = 16  # a worker: so many come out even
+MOST_TURNS = 8  # of a worker, which cost nothing
+EVEN = 1.03  # times its share, that a worker may get
+LEAST_BLOCK = 0.5  # of the rows of a block: fewer read B more often
+LEAST_TURN = 1 << 20  # multiplications of a tile that is worth a turn of its own
 PLANNED = frozenset({"KC", "BLOCK_KB", "TURNS"})  # parameters of the plan, not of the kernel
 NARROWEST = 256  # columns of a tile that is cut once more so that a busy core can take fewer
 VECTORS = 32  # SIMD registers the widest CPUs have; AVX2 and NEON compilers spill beyond 16
@@ -175,6 +179,10 @@ class CpuPacked(KernelFamily):
         kc = -(-kt // -(-kt // config["KC"]))
         mc = max(mr, (config["BLOCK_KB"] << 10) // (kc * itemsize) // mr * mr)
         mc = round_up(-(-mt // -(-mt // mc)), mr)  # equal blocks instead of a small last one
+        if whole and not self.packs_b(g, config):
+            rows = _block_of_turns(traits, g, mr, mc)
+            if rows * g.n * kt >= LEAST_TURN:
+                mt, nt, mc = rows, round_up(g.n, max(1, config["NR"] // 2)), rows
         tiles = _tiles(g, -(-g.m // mt), -(-g.n // nt))
         return Tiles(mt, nt, kt, mc, kc, tiles, -(-g.k // kt))
 
@@ -265,6 +273,22 @@ class CpuPacked(KernelFamily):
         partials = tiles.tiles * tiles.parts * tiles.mt * tiles.nt if tiles.parts > 1 else 0
         scratch_bytes = stride * workers * precision.real_bytes + partials * precision.itemsize
         return Plan((step,), scratch_bytes, counts=True)
+
+
+def _block_of_turns(traits: DeviceTraits, g: Gemm, mr: int, mc: int) -> int:
+    """Return the rows of blocks of A that may well be tiles of their own, 0 if there are none.
+
+    Each block packs its own rows and reads all of B anyway, so that such tiles cost nothing if the
+    workers come out even.  One that comes late, or has only part of a core, takes fewer.
+    """
+    units = traits.compute_units
+    for turns in range(MOST_TURNS, 1, -1):
+        rows = round_up(-(-g.m // (units * turns)), mr)
+        blocks = -(-g.m // rows)
+        most = rows * -(-blocks // units)
+        if LEAST_BLOCK * mc <= rows <= mc and most * units <= EVEN * g.m:
+            return rows
+    return 0
 
 
 def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:

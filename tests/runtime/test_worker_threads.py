@@ -1,0 +1,133 @@
+"""Threads of a CPU's runtime leave the core of whoever computes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import clgemm
+from clgemm.runtime import worker_threads
+from clgemm.runtime.worker_threads import WorkerThreads
+
+if sys.platform != "linux":
+    pytest.skip("only Linux tells of threads and moves them", allow_module_level=True)
+
+FIRST, SECOND = 12, 13
+INTELS = "Intel(R) OpenCL"
+
+
+@pytest.fixture
+def system(monkeypatch):
+    """Make up four cores, the one that the caller is on, and two threads with their cores."""
+    everywhere = {0, 1, 2, 3}
+    cores = {FIRST: {1}, SECOND: everywhere}  # as the runtime does it or not
+    made_up = SimpleNamespace(core=0, allowed=everywhere, cores=cores, moved=0)
+
+    def move(thread, cores):
+        made_up.cores[thread] = cores
+        made_up.moved += 1
+        return True
+
+    monkeypatch.setattr(worker_threads, "_move", move)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: made_up.allowed)
+    return made_up
+
+
+def threads_of(system):
+    found = WorkerThreads((FIRST, SECOND))
+    found._core = lambda: system.core
+    return found
+
+
+def test_they_leave_the_caller_s_core_whenever_that_changes(system):
+    found = threads_of(system)
+    for core in (0, 0, 1, 3):
+        system.core = core
+        found.leave_core()
+        assert system.cores[FIRST] == system.cores[SECOND] == {0, 1, 2, 3} - {core}
+    assert system.moved == 6
+
+
+def test_they_join_the_caller_s_core_and_leave_it_again(system):
+    found = threads_of(system)
+    found.leave_core()
+    found.join_core()
+    assert system.cores[FIRST] == system.cores[SECOND] == {0}
+    found.leave_core()
+    assert system.cores[FIRST] == system.cores[SECOND] == {1, 2, 3}
+
+
+def test_many_threads_would_be_in_the_caller_s_way(system):
+    found = WorkerThreads(tuple(range(worker_threads.MOST_JOINING + 1)))
+    found._core = lambda: system.core
+    found.join_core()
+    assert not system.moved
+
+
+def test_a_caller_with_one_core_moves_nothing(system):
+    found = threads_of(system)
+    system.allowed, system.core = {2}, 2
+    found.leave_core()
+    assert not system.moved
+
+
+def test_a_thread_that_has_ended_is_forgotten(system, monkeypatch):
+    found = threads_of(system)
+    found.leave_core()
+    monkeypatch.setattr(worker_threads, "_move", lambda thread, _: thread != FIRST)
+    system.core = 3
+    found.leave_core()
+    assert found.threads == (SECOND,)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Make up that a driver started one thread, and Python another one."""
+    python = {thread.native_id for thread in threading.enumerate()}
+    monkeypatch.setattr(worker_threads, "_before", frozenset({FIRST}))
+    monkeypatch.setattr(worker_threads, "of_process", lambda: frozenset({FIRST, SECOND, *python}))
+
+
+@pytest.mark.usefixtures("started")
+def test_they_are_what_started_after_the_driver_was_asked():
+    found = worker_threads.of_platform(INTELS)
+    assert found is not None
+    assert found.threads == (SECOND,)
+
+
+@pytest.mark.usefixtures("started")
+@pytest.mark.parametrize("name", worker_threads.VARIABLES)
+def test_what_a_user_told_the_runtime_holds(monkeypatch, name):
+    monkeypatch.setenv(name, "close")
+    assert worker_threads.of_platform(INTELS) is None
+
+
+@pytest.mark.usefixtures("started")
+def test_other_runtimes_keep_the_caller_s_core():
+    """Their thread that waits sleeps."""
+    assert worker_threads.of_platform("Portable Computing Language") is None
+
+
+def test_ended_threads_and_other_processes_are_not_moved():
+    assert not worker_threads._move(2**22 + 1, os.sched_getaffinity(0))
+    assert not worker_threads._move(1, os.sched_getaffinity(0)), "a thread of another process"
+
+
+def test_no_thread_of_the_runtime_may_use_the_core_of_the_caller(device, rng):
+    if device.traits.platform not in worker_threads.PLATFORMS:
+        pytest.skip(f"threads of {device.traits.platform} need not leave")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("the caller may use a single core")
+    x, found = rng.random((200, 200)), device.worker_threads
+    if found is None:
+        pytest.skip("the context was made by somebody else, earlier")
+    with clgemm.settings.using(route="device"):
+        np.testing.assert_allclose(clgemm.matmul(x, x), x @ x)
+    others = os.sched_getaffinity(0) - {found.left}
+    assert found.threads
+    assert all(os.sched_getaffinity(thread) == others for thread in found.threads)
