@@ -34,7 +34,7 @@ MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
 GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
 SHORT_GAIN = 0.88  # the same where the host takes less than SHORT: a trial errs by so much there
-TURN_GAIN = 1.0  # the same in turn with NumPy, after which threads of the device may wake up late
+TURN_GAIN = 1.1  # the same in turn with NumPy: half of programs mix, of which few lose by so much
 TURNS = 5  # of which the median counts
 REST = 2e-3  # seconds, after which the device's threads sleep
 OTHER = 200  # extent of NumPy's product before each: its library's threads all take part
@@ -120,9 +120,8 @@ class Trials:
                 faster, why = HOST, "tried: the host is faster"
                 if device + CALL_SECONDS <= gain * host:
                     faster, why = DEVICE, "tried: the device is faster"
-                    if device < LONGEST_TURN and (
-                        _in_turn(found, device) + CALL_SECONDS > TURN_GAIN * host
-                    ):
+                    in_turn = _in_turn(found, device) if device < LONGEST_TURN else device
+                    if in_turn > TURN_GAIN * host or device + in_turn > 2 * gain * host:
                         faster, why = HOST, "tried: the host is faster where both take turns"
         finally:
             self._spent += time.perf_counter() - start
