@@ -121,7 +121,8 @@ def ways_of(product: Product, arguments: argparse.Namespace) -> dict[str, Way]:
         x = uniform(np.random.default_rng(3), (NEIGHBOUR, NEIGHBOUR), product.drawn.code)
         between = partial(np.matmul, x, x)
         alone = {report.alone(name): way for name, way in ways.items()}
-        ways = {name: way._replace(before=between) for name, way in ways.items()} | alone
+        after = {report.after(name): Way(between, before=way.run) for name, way in ways.items()}
+        ways = {name: way._replace(before=between) for name, way in ways.items()} | alone | after
     if arguments.both:
         ways |= {side: Way(product.ours, side) for side in (ON_DEVICE, ON_HOST)}
     return ways

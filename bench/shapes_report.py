@@ -157,7 +157,18 @@ def mixed_text(rows: Sequence[Row]) -> str:
                 f"{way} in turn with NumPy, times as long as alone, {len(found)} products of 1 ms "
                 f"and more: geometric mean {geometric_mean(found):.3f}, most {most:.3f}"
             )
-    return "\n".join(lines) or "no product takes a millisecond"
+    after_ours, after_theirs = after(CLGEMM), after(PEER)
+    found = sorted(row.seconds[after_ours] / row.seconds[after_theirs] for row in rows)
+    lines.append(
+        f"NumPy's product between them after one of {CLGEMM}, times as long as after the same of "
+        f"the {PEER}: median {found[len(found) // 2]:.2f}, most {found[-1]:.2f}"
+    )
+    return "\n".join(lines)
+
+
+def after(way: str) -> str:
+    """Name the time of NumPy's product that follows one of a way."""
+    return f"NumPy after {way}"
 
 
 def alone(way: str) -> str:

@@ -131,10 +131,12 @@ def test_the_slower_side_is_noticed():
 
 def test_long_products_in_turn_are_compared_with_themselves_alone():
     alone = {report.alone(report.CLGEMM): 5e-4, report.alone(report.PEER): 4e-3}
-    text = report.mixed_text([row(2.0, **alone)])
-    assert "peer" in text
-    assert "0.500" in text
-    assert report.CLGEMM not in text, "a product of half a millisecond is not long"
+    after = {report.after(report.CLGEMM): 3e-4, report.after(report.PEER): 1e-4}
+    *long, neighbour = report.mixed_text([row(2.0, **alone, **after)]).splitlines()
+    assert len(long) == 1, "a product of half a millisecond is not long"
+    assert "peer" in long[0]
+    assert "0.500" in long[0]
+    assert "median 3.00, most 3.00" in neighbour
 
 
 def command(device, *options, script="bench_shapes.py"):
