@@ -19,13 +19,14 @@ from clgemm.kernels.gpu_tiled.family import GpuTiled
 from clgemm.kernels.nv_dmma.family import NvDmma
 from clgemm.kernels.nv_mma.family import NvMma
 from clgemm.kernels.nv_split.family import NvSplit
+from clgemm.kernels.nv_wgmma.family import NvWgmma
 
 if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
 FAMILIES: tuple[KernelFamily, ...] = (
     Gemv(), Batched(), CpuPacked(), CpuInteger(), NvDmma(), NvSplit(), NvMma(), GpuTiled(),
-    GpuInteger(), Direct(),
+    NvWgmma(), GpuInteger(), Direct(),
 )  # fmt: skip
 """The only list of families, most special first."""
 

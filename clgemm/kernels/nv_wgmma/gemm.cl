@@ -1,0 +1,263 @@
+// nv_wgmma, second kernel: the products.  Needs nv_async.cl and nv_wgmma/wgmma.cl.
+//
+// A worker has three warpgroups.  One work-item of the third copies slices of planes of both strips
+// into local memory, STAGES of them ahead; the first two multiply, each MI blocks of 64 rows of X by BY
+// of Y.  A tile of C is computed in passes, each of some levels, the highest first: when a level is done
+// the sums are shifted by a digit, and the next lower level is added to them.  Up to 32 bits one pass
+// does, since sums wrap around as C does.  Of 64 bits the four upper levels make up the upper half of
+// C, as one pass; each of the lower ones is a pass of its own, cut along k such that no sum overflows,
+// and what it finds is added to C.
+
+#ifndef STAGES
+#define STAGES 3
+#endif
+#ifndef GROUP
+#define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
+#endif
+
+#define SLOT ((BX + BY) * ROW_BYTES)
+#define EXACT 255  // slices of four digit products whose sum is below 2^31
+
+// Where the producer or a multiplier stands in the ring of slots.
+typedef struct {
+    int stage;
+    uint parity;
+} Turn;
+
+INLINE void next_turn(Turn *turn)
+{
+    if (++turn->stage == STAGES) {
+        turn->stage = 0;
+        turn->parity ^= 1;
+    }
+}
+
+typedef struct {
+    long x, y;  // bytes from scratch to plane 0, slice 0 of both strips
+    int entry, strip_x, strip_y;
+} Tile;
+
+INLINE Tile place_tile(const Packed *s, int tile)
+{
+    const int tiles = s->strips_x * s->strips_y, band = GROUP * s->strips_y;
+    Tile t;
+    t.entry = tile / tiles;
+    tile %= tiles;
+    const int first = tile / band * GROUP, width = min(s->strips_x - first, GROUP);
+    tile %= band;
+    t.strip_x = first + tile % width;
+    t.strip_y = tile / width;
+    const long copy_x = s->copies_x > 1 ? t.entry : 0, copy_y = s->copies_y > 1 ? t.entry : 0;
+    t.x = (copy_x * PLANES * s->strips_x + t.strip_x) * s->slices * (BX * ROW_BYTES);
+    t.y = s->at_y + (copy_y * PLANES * s->strips_y + t.strip_y) * s->slices * (BY * ROW_BYTES);
+    return t;
+}
+
+// Some levels and slices of a tile, and by how many bits their sum is shifted.
+typedef struct {
+    int high, low;
+    int first, last;
+    int shift;
+} Pass;
+
+INLINE int count_passes(const Packed *s)
+{
+    return PLANES <= 4 ? 1 : 1 + (PLANES - 4) * ((s->slices + EXACT - 1) / EXACT);
+}
+
+INLINE Pass place_pass(const Packed *s, int number)
+{
+    Pass p = {PLANES - 1, PLANES <= 4 ? 0 : 4, 0, s->slices, PLANES <= 4 ? 0 : 32};
+    if (number > 0) {
+        const int cuts = (s->slices + EXACT - 1) / EXACT;
+        p.high = p.low = 3 - (number - 1) / cuts;
+        p.first = (number - 1) % cuts * EXACT;
+        p.last = min(s->slices, p.first + EXACT);
+        p.shift = 8 * p.low;
+    }
+    return p;
+}
+
+// The producer, one work-item.
+INLINE void produce(const Gemm *g, const Packed *s, __global const uchar *scratch, uint slots,
+                    uint full, uint empty)
+{
+    const long plane_x = (long)s->strips_x * s->slices * (BX * ROW_BYTES);
+    const long plane_y = (long)s->strips_y * s->slices * (BY * ROW_BYTES);
+    const int tiles = s->strips_x * s->strips_y * (int)g->batch, passes = count_passes(s);
+    Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
+    for (int tile = get_group_id(0); tile < tiles; tile += s->workers) {
+        const Tile t = place_tile(s, tile);
+        // Blocks of 64 rows beyond n are not copied.  What the slot held before may be multiplied in
+        // their place: it only reaches rows of the result that are never stored.
+        const uint rows = (uint)min((long)BX, (g->n - (long)t.strip_x * BX + 63) / 64 * 64);
+        for (int number = 0; number < passes; number++) {
+            const Pass p = place_pass(s, number);
+            for (int level = p.high; level >= p.low; level--)
+                for (int i = 0; i <= level; i++) {
+                    __global const uchar *x = scratch + t.x + i * plane_x;
+                    __global const uchar *y = scratch + t.y + (level - i) * plane_y;
+                    for (int slice = p.first; slice < p.last; slice++) {
+                        const uint slot = slots + turn.stage * SLOT;
+                        const uint ready = full + turn.stage * 8;
+                        mbarrier_wait(empty + turn.stage * 8, turn.parity);
+                        mbarrier_expect(ready, (rows + BY) * ROW_BYTES);
+                        bulk_copy(slot, x + (long)slice * (BX * ROW_BYTES), rows * ROW_BYTES,
+                                  ready);
+                        bulk_copy(slot + BX * ROW_BYTES, y + (long)slice * (BY * ROW_BYTES),
+                                  BY * ROW_BYTES, ready);
+                        next_turn(&turn);
+                    }
+                }
+        }
+    }
+}
+
+// RUN neighbours of C: 16 bytes.
+typedef union {
+    uint4 whole;
+    INTEGER e[RUN];
+} Run;
+
+INLINE INTEGER element_of(SUM sum, int shift)
+{
+#if IS_HALF
+    INTEGER rounded;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(sum));
+    return rounded;
+#elif IS_BOOL
+    return sum != 0;
+#elif BITS == 64
+    return (INTEGER)(long)sum << shift;
+#else
+    return (INTEGER)sum;
+#endif
+}
+
+// What a pass found, to C or added to it.
+INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __global INTEGER *c,
+                  int shift, int adds)
+{
+    const int item = get_local_id(0);
+    const long ldc = g->ldc;
+    const long row = (long)t->strip_x * BX + (item >> 7) * (MI * 64) + (item >> 5 & 3) * 16 +
+                     (item >> 2 & 7);
+    const long column = (long)t->strip_y * BY + (item & 3) * RUN;
+    c += g->offset_c + t->entry * g->stride_c + row * ldc + column;
+    const int wide = ((ulong)c & 15) == 0 && ldc % RUN == 0;
+    UNROLL
+    for (int i = 0; i < MI; i++)
+        UNROLL
+        for (int h = 0; h < 2; h++) {
+            const int down = i * 64 + h * 8;
+            if (row + down >= g->n)
+                continue;
+            UNROLL
+            for (int u = 0; u < BY / (4 * RUN); u++) {
+                __global INTEGER *to = c + down * ldc + u * (4 * RUN);
+                const long left = g->m - column - u * (4 * RUN);
+                Run run;
+                UNROLL
+                for (int r = 0; r < RUN; r++)
+                    run.e[r] = element_of(acc[i][(u * RUN / 2 + r / 2) * 4 + 2 * h + r % 2], shift);
+                if (wide && left >= RUN) {
+                    if (adds) {
+                        Run old;
+                        old.whole = *(__global const uint4 *)to;
+                        UNROLL
+                        for (int r = 0; r < RUN; r++)
+                            run.e[r] += old.e[r];
+                    }
+                    *(__global uint4 *)to = run.whole;
+                } else {
+                    UNROLL
+                    for (int r = 0; r < RUN; r++)
+                        if (r < left)
+                            to[r] = adds ? to[r] + run.e[r] : run.e[r];
+                }
+            }
+        }
+}
+
+// Start the products of a slot; `adds` is 0 if what acc holds is to be forgotten.
+#define MULTIPLY(adds)                                                                         \
+    {                                                                                          \
+        mbarrier_wait(full + turn.stage * 8, turn.parity);                                     \
+        const uint at = slots + turn.stage * SLOT;                                             \
+        const uint x = DESCRIPTOR(at + group * MI * 64 * ROW_BYTES);                           \
+        const uint y = DESCRIPTOR(at + BX * ROW_BYTES);                                        \
+        WGMMA_FENCE();                                                                         \
+        UNROLL for (int d = 0; d < 4; d++) UNROLL for (int i = 0; i < MI; i++)                 \
+            WGMMA(acc[i], WITH_SWIZZLE(x + i * (64 * ROW_BYTES / 16) + d * 2),                 \
+                  WITH_SWIZZLE(y + d * 2), (adds) | d);                                        \
+        WGMMA_COMMIT();                                                                        \
+    }
+#define GIVE_BACK(stage)                                                                       \
+    if (lane == 0)                                                                             \
+    mbarrier_arrive(empty + (stage) * 8)
+
+__kernel __attribute__((reqd_work_group_size(384, 1, 1)))
+void nv_wgmma_gemm(WGMMA_ARGS)
+{
+    __local uchar slot_bytes[STAGES * SLOT] __attribute__((aligned(1024)));
+    __local ulong barriers[2 * STAGES];
+    const int item = get_local_id(0), lane = item & 31, warp = item >> 5;
+    const uint slots = LOCAL_ADDRESS(slot_bytes);
+    const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
+    if (item == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(full + i * 8, 1);
+            mbarrier_init(empty + i * 8, 8);  // warps that multiply
+        }
+        mbarrier_publish();
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (warp >= 8) {
+        REGISTERS_DOWN(24);
+        if (item == 256)
+            produce(&g, &s, scratch, slots, full, empty);
+        return;
+    }
+    REGISTERS_UP(240);
+
+    const int group = warp >> 2;
+    const int tiles = s.strips_x * s.strips_y * (int)g.batch, passes = count_passes(&s);
+    Turn turn = {0, 0};
+    for (int tile = get_group_id(0); tile < tiles; tile += s.workers) {
+        const Tile t = place_tile(&s, tile);
+        for (int number = 0; number < passes; number++) {
+            const Pass p = place_pass(&s, number);
+            SUM acc[MI][ACCUMULATORS];
+            UNROLL
+            for (int i = 0; i < MI; i++)
+                UNROLL
+                for (int q = 0; q < ACCUMULATORS; q++)
+                    acc[i][q] = 0;
+            for (int level = p.high; level >= p.low; level--) {
+#if PLANES > 1
+                UNROLL
+                for (int i = 0; i < MI; i++)
+                    UNROLL
+                    for (int q = 0; q < ACCUMULATORS; q++)
+                        acc[i][q] = (int)((uint)acc[i][q] << 8);
+#endif
+                MULTIPLY(level < p.high)
+                int before = turn.stage;
+                next_turn(&turn);
+                // The products of one slot are under way while those of the next are started.
+                for (int left = (level + 1) * (p.last - p.first); left > 1; left--) {
+                    MULTIPLY(1)
+                    WGMMA_PENDING(1);
+                    GIVE_BACK(before);
+                    before = turn.stage;
+                    next_turn(&turn);
+                }
+                UNROLL
+                for (int i = 0; i < MI; i++)
+                    WGMMA_WAIT(acc[i]);
+                GIVE_BACK(before);
+            }
+            store(acc, &g, &t, c, p.shift, number > 0);
+        }
+    }
+}
