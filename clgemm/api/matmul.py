@@ -80,7 +80,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     *Types.* float32, float64, complex64 and complex128 products are computed on the device, in
     that type.  float16 products are computed in float32 and rounded once, at the end.  Products of
     integers and of bool have NumPy's values, to the bit: integers wrap around.  They are computed
-    on CPU devices, and by NumPy where its loop takes less time or another device is in use.  Long
+    on CPUs and GPUs, and by NumPy where its loop takes less time.  Long
     double and object products are computed by NumPy.  Operands on a device are of one type, and
     integers and bool are computed there as well.
 

@@ -235,15 +235,16 @@ class Engine:
         """Decide where calls of a kind run of which the host has no BLAS."""
         traits = _within_limits(self.device.traits, self.units())
         chosen = route_integers(traits, problem, modes.route)
-        if must_copy(self.device, problem):
+        if traits.unified_memory and must_copy(self.device, problem):
             chosen = Route(HOST, "it does not fit the device, which integers have to")
-        if call.c.dtype != bool and problem.m > 1:  # as a trial's own C has to be
+        # A trial's own C has more than a row, and sums of bool end early with some values.
+        if self._on_cores and call.c.dtype != bool and problem.m > 1:
             chosen = self._tried(call, problem, chosen)
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
         try:
             with translated_errors(f"{problem.precision} matmul on {self.device}"):
-                return Decision(self.build(problem), problem, chosen)
+                return Decision(self.runner(problem), problem, chosen)
         except NoKernelError as error:  # what else fails may be well when the next call asks
             return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 

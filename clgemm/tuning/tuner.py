@@ -106,7 +106,8 @@ class Parameters:
         """Return the default of the first family that claims a problem; searches nothing."""
         traits, precision = self._device.traits, ELEMENTS[problem.precision]
         for family in FAMILIES:
-            if family.name not in self.refused and family.claims(traits, problem):
+            able = family.name not in self.refused and family.supports(traits, precision)
+            if able and family.claims(traits, problem):
                 return family.default(traits, precision)
         return None
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import GPU
 from integers.test_integer_kernels import drawn
 
 from clgemm.host import blas as host_blas
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
-from clgemm.problem import INTEGERS, Call, describe
-from clgemm.runtime.kernel_runner import KernelRunner
+from clgemm.problem import INTEGERS, Call, Gemm, describe
+from clgemm.runtime import host_memory
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
+from clgemm.tuning.tuner import Parameters
 
 FAMILY = BY_NAME["gpu_integer"]
 SMALL = Config.of(FAMILY.name, {"MC": 16, "NC": 16, "KC": 8, "MR": 4, "NR": 4})
@@ -23,8 +27,12 @@ def assert_exact(device, config, a, b, c, *, units=1):
     traits = replace(device.traits, compute_units=units)
     call = Call.of(1.0, a, b, 0.0, c)
     problem = describe(*call.operands, call.c, reads_c=False)
+    if not device.traits.unified_memory:
+        problem = problem.dense()
     plan = FAMILY.plan(traits, problem, config)
-    KernelRunner(device, problem, plan).run(call)
+    places = [host_memory.place(device, x) for x in (call.a, call.b, call.c)]
+    KernelRunner(device, problem, plan).execute((1.0, 0.0, *places, NO_OFFSETS), poisoned=True)
+    host_memory.fetch(device, places[2], call.c)
     np.testing.assert_array_equal(c, host_blas.matmul(a, b))
     return len(plan.steps)
 
@@ -67,3 +75,14 @@ def test_a_device_that_can_do_little_has_a_tile(device):
     for precision in INTEGERS.values():
         config = FAMILY.default(weak, precision)
         assert not list(FAMILY.broken_rules(weak, precision, config))
+
+
+@pytest.mark.parametrize("code", ["i4", "b1", "f2"])
+def test_families_of_floats_claim_no_other_type(code):
+    """Not of vectors nor of stacks, either."""
+    parameters = Parameters(SimpleNamespace(traits=replace(GPU, compute_units=100)))
+    for m, n, k, batch in ((1, 500, 600, 1), (500, 1, 600, 1), (700, 700, 1, 1), (8, 8, 8, 900)):
+        problem = Gemm(code, m, n, k, batch, False, False, m, m * k, False, False, k, k * n, m,
+                       m * n, reads_c=False)  # fmt: skip
+        config = parameters.claimed(problem)
+        assert (config and config.family) == (None if code == "f2" else FAMILY.name)

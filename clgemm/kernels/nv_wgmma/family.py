@@ -7,7 +7,8 @@ every sum may wrap around.  Of 64 bits the products of a level l = i + j < 4 are
 the last carry: l + 1 products of digits, each at most 2^14, of at most 255 slices of 128, are below
 2^31.  bool is 0 or 1, and true where the sum is not 0: k is less than 2^31.
 
-Halves are multiplied exactly and added up in fp32; the sum is rounded once.
+Halves are multiplied exactly and added up in fp32, by the tensor cores within a slice of 64; the
+sum is rounded once.
 
 Two launches: pack the planes of digits (or the halves) in the layout that the tensor cores read,
 and multiply.
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
 
 SIGNATURE = GEMM_SIGNATURE + "sp"  # Packed and the scratch
 PACK_ITEMS, GEMM_ITEMS, PACK_ROWS = 256, 384, 64
+PACK_SLICES = {1: 2, 2: 1, 4: 1, 8: 1}  # that are packed at once, by bytes of an element
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 ROW_BYTES = 128  # of a slice
 MOST_STAGES = 4
+MOST_OF_HALVES = 128  # rows of Y in a tile of halves
 SCRATCH_SHARE = 4  # of the device's memory one part
 LEAST_PRODUCTS = 2**22  # below, two launches take longer than one that packs nothing
 LEAST_FILLED = 0.25  # of what is multiplied once operands are padded
@@ -110,16 +113,18 @@ class NvWgmma(KernelFamily):
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Give the largest tile."""
         del traits
-        by = 128 if precision.code == HALF.code else 192
+        by = MOST_OF_HALVES if precision.code == HALF.code else 192
         return Config.of(self.name, {"MI": 2, "BY": by, "GROUP": 8})
 
     def broken_rules(
         self, traits: DeviceTraits, precision: Precision, config: Config
     ) -> Iterator[str]:
         """Yield what the kernels are not written for."""
-        del traits, precision
+        del traits
         if Tile(config["MI"], config["BY"]) not in TIMES:
             yield "MI and BY make one of the tiles 256 x 192, 256 x 128, 128 x 128, 128 x 64"
+        if precision.code == HALF.code and config["BY"] > MOST_OF_HALVES:
+            yield "sums of a slice of halves fit the registers beside those of all slices"
         if config["GROUP"] < 1:
             yield "a band of the raster has at least one strip"
 
@@ -148,8 +153,10 @@ class NvWgmma(KernelFamily):
             "BITS": precision.itemsize * BYTE, "IS_HALF": int(is_half),
             "IS_BOOL": int(precision.dtype == bool), "MI": tile.mi, "BY": tile.by,
         }  # fmt: skip
-        groups = (bytes_x + bytes_y) // (planes * PACK_ROWS * ROW_BYTES)
-        pack = kernel_spec("nv_wgmma_pack", FILES, shape)
+        blocks = (bytes_x + bytes_y) // (planes * slices * PACK_ROWS * ROW_BYTES)
+        at_once = PACK_SLICES[precision.itemsize]
+        groups = blocks * -(-slices // at_once)
+        pack = kernel_spec("nv_wgmma_pack", FILES, shape | {"PACK_SLICES": at_once})
         gemm = kernel_spec(
             "nv_wgmma_gemm", GEMM_FILES, shape | {"STAGES": tile.stages, "GROUP": config["GROUP"]},
             "sm_90a",

@@ -179,22 +179,33 @@ INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __glo
         }
 }
 
-// Start the products of a slot; `adds` is 0 if what acc holds is to be forgotten.
+// Wait for the next slot, and point x and y at the warpgroup's rows of it.
+#define NEXT_FULL()                                                                            \
+    mbarrier_wait(full + turn.stage * 8, turn.parity);                                         \
+    const uint at = slots + turn.stage * SLOT;                                                 \
+    const uint x = DESCRIPTOR(at + group * MI * 64 * ROW_BYTES);                               \
+    const uint y = DESCRIPTOR(at + BX * ROW_BYTES);
+// 32 bytes of k of block i; `adds` is 0 if what d holds is to be forgotten.
+#define PRODUCT(d, i, step, adds)                                                              \
+    WGMMA(d, WITH_SWIZZLE(x + (i) * (64 * ROW_BYTES / 16) + (step) * 2),                       \
+          WITH_SWIZZLE(y + (step) * 2), adds)
+// Start the products of a slot.
 #define MULTIPLY(adds)                                                                         \
     {                                                                                          \
-        mbarrier_wait(full + turn.stage * 8, turn.parity);                                     \
-        const uint at = slots + turn.stage * SLOT;                                             \
-        const uint x = DESCRIPTOR(at + group * MI * 64 * ROW_BYTES);                           \
-        const uint y = DESCRIPTOR(at + BX * ROW_BYTES);                                        \
+        NEXT_FULL()                                                                            \
         WGMMA_FENCE();                                                                         \
         UNROLL for (int d = 0; d < 4; d++) UNROLL for (int i = 0; i < MI; i++)                 \
-            WGMMA(acc[i], WITH_SWIZZLE(x + i * (64 * ROW_BYTES / 16) + d * 2),                 \
-                  WITH_SWIZZLE(y + d * 2), (adds) | d);                                        \
+            PRODUCT(acc[i], i, d, (adds) | d);                                                 \
         WGMMA_COMMIT();                                                                        \
     }
 #define GIVE_BACK(stage)                                                                       \
     if (lane == 0)                                                                             \
     mbarrier_arrive(empty + (stage) * 8)
+
+// The two warpgroups start products in turn: while one adds its sums up the other's are computed.  Left
+// alone they would keep step, and add up at the same time.
+#define TAKE_TURN() asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory")
+#define PASS_TURN() asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory")
 
 __kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nv_wgmma_gemm(WGMMA_ARGS)
@@ -223,6 +234,10 @@ void nv_wgmma_gemm(WGMMA_ARGS)
     const int group = warp >> 2;
     const int tiles = s.strips_x * s.strips_y * (int)g.batch, passes = count_passes(&s);
     Turn turn = {0, 0};
+#if IS_HALF
+    if (group == 1)
+        PASS_TURN();
+#endif
     for (int tile = get_group_id(0); tile < tiles; tile += s.workers) {
         const Tile t = place_tile(&s, tile);
         for (int number = 0; number < passes; number++) {
@@ -233,14 +248,39 @@ void nv_wgmma_gemm(WGMMA_ARGS)
                 UNROLL
                 for (int q = 0; q < ACCUMULATORS; q++)
                     acc[i][q] = 0;
+#if IS_HALF
+            // The tensor cores cut what they add to a sum; a slice's is rounded, as any fp32 sum.
+            SUM sum[ACCUMULATORS];
+            UNROLL
+            for (int q = 0; q < ACCUMULATORS; q++)
+                sum[q] = 0;
+            for (int left = p.last; left > 0; left--) {
+                NEXT_FULL()
+                UNROLL
+                for (int i = 0; i < MI; i++) {
+                    TAKE_TURN();
+                    WGMMA_FENCE();
+                    UNROLL
+                    for (int d = 0; d < 4; d++)
+                        PRODUCT(sum, i, d, d);
+                    WGMMA_COMMIT();
+                    PASS_TURN();
+                    WGMMA_WAIT(sum);
+                    if (i == MI - 1)
+                        GIVE_BACK(turn.stage);
+                    UNROLL
+                    for (int q = 0; q < ACCUMULATORS; q++)
+                        acc[i][q] += sum[q];
+                }
+                next_turn(&turn);
+            }
+#else
             for (int level = p.high; level >= p.low; level--) {
-#if PLANES > 1
                 UNROLL
                 for (int i = 0; i < MI; i++)
                     UNROLL
                     for (int q = 0; q < ACCUMULATORS; q++)
                         acc[i][q] = (int)((uint)acc[i][q] << 8);
-#endif
                 MULTIPLY(level < p.high)
                 int before = turn.stage;
                 next_turn(&turn);
@@ -257,7 +297,12 @@ void nv_wgmma_gemm(WGMMA_ARGS)
                     WGMMA_WAIT(acc[i]);
                 GIVE_BACK(before);
             }
+#endif
             store(acc, &g, &t, c, p.shift, number > 0);
         }
     }
+#if IS_HALF
+    if (group == 0)
+        TAKE_TURN();
+#endif
 }

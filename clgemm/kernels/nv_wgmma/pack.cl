@@ -1,11 +1,19 @@
 // nv_wgmma, first kernel: digits (or halves) of both operands, in the order of nv_wgmma/types.cl.
 //
-// A work-group packs a block of 64 rows and one slice.  Where k is contiguous a work-item takes 16
-// bytes of each plane from neighbours along k; otherwise blocks of 4 rows and WORD elements of k are
-// turned in registers, and words of k exchanged through local memory.
+// A work-group packs a block of 64 rows and PACK_SLICES slices.  Where k is contiguous a work-item takes
+// 16 bytes of each plane from neighbours along k; otherwise blocks of SIDE rows and WORD elements of k
+// are turned in registers, and words of k exchanged through local memory.  All that a work-item reads is
+// on its way before it writes.
 
 #define PACK_ROWS 64
+#ifndef PACK_SLICES
+#define PACK_SLICES 1  // of each work-group; of bytes two, since a block has 16 rows
+#endif
 #define CHUNK (WORD * 4)  // elements of k in 16 bytes
+#define SIDE (BITS <= 32 ? RUN : 4)
+#define CHUNKS (PACK_ROWS * PACK_SLICES * 8 / 256)       // of a work-item
+#define BLOCKS (PACK_ROWS * PACK_SLICES * 32 / SIDE / 256)
+#define SLICE_WORDS (PACK_ROWS * 32)
 
 // Signed digits d of x are those bytes for which x = d0 + 2^8 d1 + ...: with 128 in each digit's place
 // added, carries and all, they are plain bytes, each 128 too large.
@@ -39,12 +47,12 @@ INLINE int place_of(int r)
     return r - in + at / 2 * 8 + in / RUN * 2 + at % 2;
 }
 
-// `count` neighbours, of which `there` are inside; 16-byte reads where they may be.
+// SIDE or CHUNK neighbours, of which `there` are inside; by reads of 16 bytes if all may be read so.
 INLINE void read_row(INTEGER *to, const int count, __global const INTEGER *x, int there, int wide)
 {
-    if (wide && there >= count) {
+    if (wide) {
         UNROLL
-        for (int u = 0; u < count * BITS / 128; u++) {
+        for (int u = 0; u < count / RUN; u++) {
             union {
                 uint4 whole;
                 INTEGER e[RUN];
@@ -61,78 +69,103 @@ INLINE void read_row(INTEGER *to, const int count, __global const INTEGER *x, in
     }
 }
 
-INLINE void pack_along_k(__global const INTEGER *x, long ld, int rows, int depth, int turns,
-                         __global uchar *to, long plane_bytes)
+// What a work-group packs: rows and elements of k that are inside, and where it begins.
+typedef struct {
+    __global const INTEGER *x;
+    long ld;
+    int rows, depth;
+    int wide;   // whole, and all vectors start on 16 bytes
+    int is_y;
+    int slices; // that are there
+    __global uchar *to;
+    long slice_bytes, plane_bytes;
+} Block;
+
+INLINE __global uchar *chunk_at(const Block *b, int row, int slice, int chunk)
 {
-    const int wide = ((ulong)x & 15) == 0 && ld % RUN == 0;
+    const int place = b->is_y ? place_of(row) : row;
+    return b->to + slice * b->slice_bytes + place * ROW_BYTES + (chunk ^ place % 8) * 16;
+}
+
+INLINE void pack_along_k(const Block *b)
+{
+    const int chunk = get_local_id(0) % 8;
+    INTEGER e[CHUNKS][CHUNK];
     UNROLL
-    for (int h = 0; h < PACK_ROWS / 32; h++) {
-        const int row = get_local_id(0) / 8 + 32 * h, chunk = get_local_id(0) % 8;
-        INTEGER e[CHUNK];
-        read_row(e, CHUNK, x + row * ld + chunk * CHUNK, row < rows ? depth - chunk * CHUNK : 0, wide);
+    for (int h = 0; h < CHUNKS; h++) {
+        const int at = get_local_id(0) / 8 + 32 * h, row = at % PACK_ROWS;
+        const int k = at / PACK_ROWS * DEPTH + chunk * CHUNK;
+        read_row(e[h], CHUNK, b->x + row * b->ld + k, row < b->rows ? b->depth - k : 0, b->wide);
+    }
+    UNROLL
+    for (int h = 0; h < CHUNKS; h++) {
+        const int at = get_local_id(0) / 8 + 32 * h;
+        if (at / PACK_ROWS >= b->slices)
+            continue;
         UNROLL
         for (int i = 0; i < CHUNK; i++)
-            e[i] = DIGITS(e[i]);
-        const int place = turns ? place_of(row) : row;
-        __global uchar *at = to + place * ROW_BYTES + (chunk ^ place % 8) * 16;
+            e[h][i] = DIGITS(e[h][i]);
+        __global uchar *to = chunk_at(b, at % PACK_ROWS, at / PACK_ROWS, chunk);
         UNROLL
-        for (int plane = 0; plane < PLANES; plane++, at += plane_bytes) {
+        for (int plane = 0; plane < PLANES; plane++, to += b->plane_bytes) {
             uint w[4];
             UNROLL
             for (int i = 0; i < 4; i++)
-                w[i] = word_of(e + i * WORD, plane);
-            *(__global uint4 *)at = (uint4)(w[0], w[1], w[2], w[3]);
+                w[i] = word_of(e[h] + i * WORD, plane);
+            *(__global uint4 *)to = (uint4)(w[0], w[1], w[2], w[3]);
         }
     }
 }
 
 // Where word w of k of a row lies in local memory: no two lanes of a warp meet in a bank.
-#define WORD_AT(row, w) ((row) * 32 + ((w) ^ (row) / 4 * 2 ^ (row) % 4))
+#define WORD_AT(row, w) ((row) * 32 + ((w) ^ (row) / SIDE * (SIDE / 2) ^ (row) % 4))
 
-INLINE void pack_across(__global const INTEGER *x, long ld, int rows, int depth, int turns,
-                        __global uchar *to, long plane_bytes, __local uint *words)
+INLINE void pack_across(const Block *b, __local uint *words)
 {
-    typedef CAT(CAT(UINT_, BITS), 4) INTEGER4;
-    const int wide = ((ulong)x & (4 * sizeof(INTEGER) - 1)) == 0 && ld % 4 == 0 && rows >= PACK_ROWS;
+    INTEGER e[BLOCKS][WORD][SIDE];
     UNROLL
-    for (int h = 0; h < 2; h++) {
-        const int row = get_local_id(0) % 16 * 4, w = get_local_id(0) / 16 + 16 * h;
-        INTEGER e[4][WORD];
+    for (int h = 0; h < BLOCKS; h++) {
+        const int at = get_local_id(0) + 256 * h;
+        const int row = at % (PACK_ROWS / SIDE) * SIDE, w = at / (PACK_ROWS / SIDE);
         UNROLL
         for (int p = 0; p < WORD; p++) {
             const int k = w * WORD + p;
-            __global const INTEGER *from = x + row + k * ld;
-            if (wide && k < depth) {
-                const INTEGER4 v = *(__global const INTEGER4 *)from;
-                e[0][p] = DIGITS(v.x);
-                e[1][p] = DIGITS(v.y);
-                e[2][p] = DIGITS(v.z);
-                e[3][p] = DIGITS(v.w);
-            } else {
-                UNROLL
-                for (int i = 0; i < 4; i++)
-                    e[i][p] = k < depth && row + i < rows ? DIGITS(from[i]) : (INTEGER)0;
-            }
+            read_row(e[h][p], SIDE, b->x + row + k * b->ld, k < b->depth ? b->rows - row : 0,
+                     b->wide);
         }
+    }
+    UNROLL
+    for (int h = 0; h < BLOCKS; h++) {
+        const int at = get_local_id(0) + 256 * h;
+        const int row = at % (PACK_ROWS / SIDE) * SIDE, w = at / (PACK_ROWS / SIDE);
+        __local uint *to = words + w / 32 * (PLANES * SLICE_WORDS);
         UNROLL
-        for (int plane = 0; plane < PLANES; plane++)
+        for (int i = 0; i < SIDE; i++) {
+            INTEGER turned[WORD];
             UNROLL
-            for (int i = 0; i < 4; i++)
-                words[plane * (PACK_ROWS * 32) + WORD_AT(row + i, w)] = word_of(e[i], plane);
+            for (int p = 0; p < WORD; p++)
+                turned[p] = DIGITS(e[h][p][i]);
+            UNROLL
+            for (int plane = 0; plane < PLANES; plane++)
+                to[plane * SLICE_WORDS + WORD_AT(row + i, w % 32)] = word_of(turned, plane);
+        }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
+    const int chunk = get_local_id(0) % 8;
     UNROLL
-    for (int h = 0; h < PACK_ROWS / 32; h++) {
-        const int row = get_local_id(0) / 8 + 32 * h, chunk = get_local_id(0) % 8;
-        const int place = turns ? place_of(row) : row;
-        __global uchar *at = to + place * ROW_BYTES + (chunk ^ place % 8) * 16;
+    for (int h = 0; h < CHUNKS; h++) {
+        const int at = get_local_id(0) / 8 + 32 * h, row = at % PACK_ROWS, slice = at / PACK_ROWS;
+        if (slice >= b->slices)
+            continue;
+        __local const uint *from = words + slice * (PLANES * SLICE_WORDS);
+        __global uchar *to = chunk_at(b, row, slice, chunk);
         UNROLL
-        for (int plane = 0; plane < PLANES; plane++, at += plane_bytes) {
+        for (int plane = 0; plane < PLANES; plane++, to += b->plane_bytes) {
             uint w[4];
             UNROLL
             for (int i = 0; i < 4; i++)
-                w[i] = words[plane * (PACK_ROWS * 32) + WORD_AT(row, chunk * 4 + i)];
-            *(__global uint4 *)at = (uint4)(w[0], w[1], w[2], w[3]);
+                w[i] = from[plane * SLICE_WORDS + WORD_AT(row, chunk * 4 + i)];
+            *(__global uint4 *)to = (uint4)(w[0], w[1], w[2], w[3]);
         }
     }
 }
@@ -140,29 +173,35 @@ INLINE void pack_across(__global const INTEGER *x, long ld, int rows, int depth,
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void nv_wgmma_pack(WGMMA_ARGS)
 {
-    __local uint words[PLANES * PACK_ROWS * 32];
+    __local uint words[PACK_SLICES * PLANES * SLICE_WORDS];
     const int blocks_x = s.strips_x * (BX / PACK_ROWS), blocks_y = s.strips_y * (BY / PACK_ROWS);
-    long group = get_group_id(0);
-    const long slice = group % s.slices;
-    group /= s.slices;
-    const int is_y = group >= (long)blocks_x * s.copies_x;
-    group -= is_y ? (long)blocks_x * s.copies_x : 0;
-    const int blocks = is_y ? blocks_y : blocks_x, tall = is_y ? BY : BX;
-    const long copy = group / blocks, row = group % blocks * PACK_ROWS;
-    const long strips = is_y ? s.strips_y : s.strips_x;
-    const long k = slice * DEPTH, ld = is_y ? g.lda : g.ldb;
-    const int along_k = is_y ? g.trans_a : !g.trans_b;
-    __global const INTEGER *x =
-        is_y ? a + g.offset_a + copy * g.stride_a : b + g.offset_b + copy * g.stride_b;
-    x += along_k ? row * ld + k : row + k * ld;
-    const int rows = (int)clamp((is_y ? g.m : g.n) - row, 0L, (long)PACK_ROWS);
-    const int depth = (int)min(g.k - k, (long)DEPTH);
-
-    const long plane_bytes = strips * s.slices * tall * ROW_BYTES;
-    __global uchar *to = scratch + (is_y ? s.at_y : 0) + copy * PLANES * plane_bytes +
-                         ((row / tall * s.slices + slice) * tall + row % tall) * ROW_BYTES;
+    const int runs = (s.slices + PACK_SLICES - 1) / PACK_SLICES;
+    int group = get_group_id(0);
+    Block w;
+    w.is_y = group >= blocks_x * runs * s.copies_x;
+    group -= w.is_y ? blocks_x * runs * s.copies_x : 0;
+    const int blocks = w.is_y ? blocks_y : blocks_x, tall = w.is_y ? BY : BX;
+    const int along_k = w.is_y ? g.trans_a : !g.trans_b;
+    const int copy = group / (blocks * runs);
+    group %= blocks * runs;
+    // Neighbours read neighbours.
+    const int slice = (along_k ? group % runs : group / blocks) * PACK_SLICES;
+    const long row = (along_k ? group / runs : group % blocks) * PACK_ROWS;
+    const long k = (long)slice * DEPTH;
+    w.ld = w.is_y ? g.lda : g.ldb;
+    w.x = w.is_y ? a + g.offset_a + copy * g.stride_a : b + g.offset_b + copy * g.stride_b;
+    w.x += along_k ? row * w.ld + k : row + k * w.ld;
+    w.rows = (int)clamp((w.is_y ? g.m : g.n) - row, 0L, (long)PACK_ROWS);
+    w.depth = (int)min(g.k - k, (long)(PACK_SLICES * DEPTH));
+    w.slices = min(s.slices - slice, PACK_SLICES);
+    w.wide = ((ulong)w.x & 15) == 0 && w.ld % RUN == 0 && w.rows == PACK_ROWS &&
+             w.depth == PACK_SLICES * DEPTH;
+    w.slice_bytes = tall * ROW_BYTES;
+    w.plane_bytes = (w.is_y ? s.strips_y : s.strips_x) * s.slices * w.slice_bytes;
+    w.to = scratch + (w.is_y ? s.at_y : 0) + copy * PLANES * w.plane_bytes +
+           (row / tall * s.slices + slice) * w.slice_bytes + row % tall * ROW_BYTES;
     if (along_k)
-        pack_along_k(x, ld, rows, depth, is_y, to, plane_bytes);
+        pack_along_k(&w);
     else
-        pack_across(x, ld, rows, depth, is_y, to, plane_bytes, words);
+        pack_across(&w, words);
 }
