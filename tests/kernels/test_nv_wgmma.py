@@ -95,7 +95,8 @@ def dense(x):
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("ops", ["NN", "NT", "TN", "TT"])
-def test_operands_are_packed_as_the_tensor_cores_read_them(device, code, ops, rng):
+def test_operands_are_packed_as_the_tensor_cores_read_them(device, code, ops, rng, monkeypatch):
+    monkeypatch.setattr(family, "may_read_direct", lambda _: False)
     precision = ELEMENTS[code]
     planes = 1 if code == HALF.code else precision.itemsize
     needed = max(2, planes) * SLICE_BYTES
@@ -143,6 +144,21 @@ def test_where_it_runs():
     assert not any(FAMILY.supports(HOPPER, precision) for precision in PRECISIONS.values())
 
 
+def test_halves_that_start_on_16_bytes_are_read_where_they_lie():
+    small, large = problem_of("f2", 1024, 512, 256), problem_of("f2", 4096, 4096, 256)
+    aligned = small._replace(aligned=True)
+    config = FAMILY.default(HOPPER, HALF)
+    for problem, launches in (
+        (aligned, 1), (small, 2), (aligned._replace(lda=1025), 2),
+        (aligned._replace(offset_b=4), 2),
+        (aligned._replace(trans_a=True, trans_b=True, lda=256, ldb=512), 1),
+        (large._replace(aligned=True), 2), (aligned._replace(precision="i2"), 2),
+    ):  # fmt: skip
+        plan = FAMILY.plan(HOPPER, problem, config)
+        assert len(plan.steps) == launches
+        assert bool(plan.scratch_bytes) == (launches == 2)
+
+
 def test_every_tile_fits_the_local_memory_and_serves_some_size():
     for tile in TIMES:
         assert tile.stages >= 3
@@ -163,8 +179,17 @@ def test_products_are_exact(device, code, tile, rng, monkeypatch):
         tile = Tile(2, 128)
     monkeypatch.setattr(family, "best_tile", lambda *_: tile)
     for (m, n, k, batch), ops in zip(
-        ((130, 270, 300, 1), (257, 200, 129, 1), (500, 390, 64, 1), (140, 130, 70, 3)),
-        ("NN", "NT", "TN", "TT"),
+        (
+            (130, 270, 300, 1),
+            (257, 200, 129, 1),
+            (500, 390, 64, 1),
+            (140, 130, 70, 3),
+            (136, 272, 304, 1),
+            (200, 520, 200, 2),
+            (264, 64, 328, 1),
+            (72, 136, 1000, 1),
+        ),
+        ("NN", "NT", "TN", "TT") * 2,
         strict=True,
     ):
         a = np.stack([lying(rng, code, m, k, ops[0]) for _ in range(batch)])

@@ -11,7 +11,8 @@ Halves are multiplied exactly and added up in fp32, by the tensor cores within a
 sum is rounded once.
 
 Two launches: pack the planes of digits (or the halves) in the layout that the tensor cores read,
-and multiply.
+and multiply.  Halves of few tiles are read where they lie if their rows start on 16 bytes: copies
+of 16 bytes hold larger products back by a third, but small ones have a launch less.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ PACK_ITEMS, GEMM_ITEMS, PACK_ROWS = 256, 384, 64
 PACK_SLICES = {1: 2, 2: 1, 4: 1, 8: 1}  # that are packed at once, by bytes of an element
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 ROW_BYTES = 128  # of a slice
+CHUNK_BYTES = 16  # that are copied at once
 MOST_STAGES = 4
 MOST_OF_HALVES = 128  # rows of Y in a tile of halves
 SCRATCH_SHARE = 4  # of the device's memory one part
@@ -52,7 +54,9 @@ LEAST_FILLED = 0.25  # of what is multiplied once operands are padded
 BYTE = 8
 
 FILES = ("nv_wgmma/types.cl", "nv_wgmma/pack.cl")
-GEMM_FILES = ("nv_async.cl", "nv_wgmma/types.cl", "nv_wgmma/wgmma.cl", "nv_wgmma/gemm.cl")
+PRODUCERS = ("nv_wgmma/packed.cl", "nv_wgmma/direct.cl")
+GEMM_FILES = ("nv_async.cl", "nv_wgmma/types.cl", "nv_wgmma/wgmma.cl", "nv_wgmma/walk.cl",
+              *PRODUCERS, "nv_wgmma/gemm.cl")  # fmt: skip
 
 _PACKED = struct.Struct("=q6i")
 
@@ -148,26 +152,37 @@ class NvWgmma(KernelFamily):
         packed = _PACKED.pack(
             bytes_x, slices, strips_x, strips_y, copies_x, copies_y, workers
         )  # fmt: skip
-        args = (*gemm_args(g), packed, "scratch")
+        one_round = strips_x * strips_y * g.batch <= traits.compute_units
+        direct = is_half and one_round and may_read_direct(g)
         shape = precision_defines(precision) | {
             "BITS": precision.itemsize * BYTE, "IS_HALF": int(is_half),
             "IS_BOOL": int(precision.dtype == bool), "MI": tile.mi, "BY": tile.by,
         }  # fmt: skip
+        product = shape | {"STAGES": tile.stages, "GROUP": config["GROUP"]}
+        if direct:
+            product |= {
+                "DIRECT": 1, "ALONG_K_X": int(not g.trans_b), "ALONG_K_Y": int(g.trans_a),
+            }  # fmt: skip
+        files = tuple(x for x in GEMM_FILES if x != PRODUCERS[not direct])
+        gemm = kernel_spec("nv_wgmma_gemm", files, product, "sm_90a")
+        # Who reads operands where they lie has a scratch that it does not read, nor write.
+        args = (*gemm_args(g), packed, "c" if direct else "scratch")
+        last = Step(gemm, (workers * GEMM_ITEMS,), (GEMM_ITEMS,), args)
+        if direct:
+            return Plan((last,))
         blocks = (bytes_x + bytes_y) // (planes * slices * PACK_ROWS * ROW_BYTES)
         at_once = PACK_SLICES[precision.itemsize]
         groups = blocks * -(-slices // at_once)
         pack = kernel_spec("nv_wgmma_pack", FILES, shape | {"PACK_SLICES": at_once})
-        gemm = kernel_spec(
-            "nv_wgmma_gemm", GEMM_FILES, shape | {"STAGES": tile.stages, "GROUP": config["GROUP"]},
-            "sm_90a",
-        )  # fmt: skip
         return Plan(
-            (
-                Step(pack, (groups * PACK_ITEMS,), (PACK_ITEMS,), args),
-                Step(gemm, (workers * GEMM_ITEMS,), (GEMM_ITEMS,), args),
-            ),
-            bytes_x + bytes_y,
+            (Step(pack, (groups * PACK_ITEMS,), (PACK_ITEMS,), args), last), bytes_x + bytes_y
         )
+
+
+def may_read_direct(g: Gemm) -> bool:
+    """Tell whether all rows of halves start on 16 bytes: then there is nothing to pack."""
+    steps = (g.lda, g.ldb, g.stride_a, g.stride_b, g.offset_a, g.offset_b)
+    return g.aligned and not any(x * HALF.itemsize % CHUNK_BYTES for x in steps)
 
 
 def best_tile(workers: int, problem: Gemm, largest: Tile) -> Tile:

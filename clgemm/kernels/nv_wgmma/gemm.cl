@@ -1,6 +1,7 @@
-// nv_wgmma, second kernel: the products.  Needs nv_async.cl and nv_wgmma/wgmma.cl.
+// nv_wgmma, last kernel: the products.  Needs nv_async.cl, nv_wgmma/wgmma.cl and walk.cl, and a producer,
+// which is nv_wgmma/packed.cl or direct.cl.
 //
-// A worker has three warpgroups.  One work-item of the third copies slices of planes of both strips
+// A worker has three warpgroups.  PRODUCERS work-items of the third copy slices of planes of both strips
 // into local memory, STAGES of them ahead; the first two multiply, each MI blocks of 64 rows of X by BY
 // of Y.  A tile of C is computed in passes, each of some levels, the highest first: when a level is done
 // the sums are shifted by a digit, and the next lower level is added to them.  Up to 32 bits one pass
@@ -8,114 +9,14 @@
 // C, as one pass; each of the lower ones is a pass of its own, cut along k such that no sum overflows,
 // and what it finds is added to C.
 
-#ifndef STAGES
-#define STAGES 3
+// RUN neighbours of C: 16 bytes, or 4.
+#if DIRECT
+typedef uint Whole;
+#else
+typedef uint4 Whole;
 #endif
-#ifndef GROUP
-#define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
-#endif
-
-#define SLOT ((BX + BY) * ROW_BYTES)
-#define EXACT 255  // slices of four digit products whose sum is below 2^31
-
-// Where the producer or a multiplier stands in the ring of slots.
-typedef struct {
-    int stage;
-    uint parity;
-} Turn;
-
-INLINE void next_turn(Turn *turn)
-{
-    if (++turn->stage == STAGES) {
-        turn->stage = 0;
-        turn->parity ^= 1;
-    }
-}
-
-typedef struct {
-    long x, y;  // bytes from scratch to plane 0, slice 0 of both strips
-    int entry, strip_x, strip_y;
-} Tile;
-
-INLINE Tile place_tile(const Packed *s, int tile)
-{
-    const int tiles = s->strips_x * s->strips_y, band = GROUP * s->strips_y;
-    Tile t;
-    t.entry = tile / tiles;
-    tile %= tiles;
-    const int first = tile / band * GROUP, width = min(s->strips_x - first, GROUP);
-    tile %= band;
-    t.strip_x = first + tile % width;
-    t.strip_y = tile / width;
-    const long copy_x = s->copies_x > 1 ? t.entry : 0, copy_y = s->copies_y > 1 ? t.entry : 0;
-    t.x = (copy_x * PLANES * s->strips_x + t.strip_x) * s->slices * (BX * ROW_BYTES);
-    t.y = s->at_y + (copy_y * PLANES * s->strips_y + t.strip_y) * s->slices * (BY * ROW_BYTES);
-    return t;
-}
-
-// Some levels and slices of a tile, and by how many bits their sum is shifted.
-typedef struct {
-    int high, low;
-    int first, last;
-    int shift;
-} Pass;
-
-INLINE int count_passes(const Packed *s)
-{
-    return PLANES <= 4 ? 1 : 1 + (PLANES - 4) * ((s->slices + EXACT - 1) / EXACT);
-}
-
-INLINE Pass place_pass(const Packed *s, int number)
-{
-    Pass p = {PLANES - 1, PLANES <= 4 ? 0 : 4, 0, s->slices, PLANES <= 4 ? 0 : 32};
-    if (number > 0) {
-        const int cuts = (s->slices + EXACT - 1) / EXACT;
-        p.high = p.low = 3 - (number - 1) / cuts;
-        p.first = (number - 1) % cuts * EXACT;
-        p.last = min(s->slices, p.first + EXACT);
-        p.shift = 8 * p.low;
-    }
-    return p;
-}
-
-// The producer, one work-item.
-INLINE void produce(const Gemm *g, const Packed *s, __global const uchar *scratch, uint slots,
-                    uint full, uint empty)
-{
-    const long plane_x = (long)s->strips_x * s->slices * (BX * ROW_BYTES);
-    const long plane_y = (long)s->strips_y * s->slices * (BY * ROW_BYTES);
-    const int tiles = s->strips_x * s->strips_y * (int)g->batch, passes = count_passes(s);
-    Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
-    for (int tile = get_group_id(0); tile < tiles; tile += s->workers) {
-        const Tile t = place_tile(s, tile);
-        // Blocks of 64 rows beyond n are not copied.  What the slot held before may be multiplied in
-        // their place: it only reaches rows of the result that are never stored.
-        const uint rows = (uint)min((long)BX, (g->n - (long)t.strip_x * BX + 63) / 64 * 64);
-        for (int number = 0; number < passes; number++) {
-            const Pass p = place_pass(s, number);
-            for (int level = p.high; level >= p.low; level--)
-                for (int i = 0; i <= level; i++) {
-                    __global const uchar *x = scratch + t.x + i * plane_x;
-                    __global const uchar *y = scratch + t.y + (level - i) * plane_y;
-                    for (int slice = p.first; slice < p.last; slice++) {
-                        const uint slot = slots + turn.stage * SLOT;
-                        const uint ready = full + turn.stage * 8;
-                        mbarrier_wait(empty + turn.stage * 8, turn.parity);
-                        mbarrier_expect(ready, (rows + BY) * ROW_BYTES);
-                        bulk_copy(slot, x + (long)slice * (BX * ROW_BYTES), rows * ROW_BYTES,
-                                  ready);
-                        bulk_copy(slot + BX * ROW_BYTES, y + (long)slice * (BY * ROW_BYTES),
-                                  BY * ROW_BYTES, ready);
-                        next_turn(&turn);
-                    }
-                }
-        }
-    }
-}
-
-// RUN neighbours of C: 16 bytes.
 typedef union {
-    uint4 whole;
+    Whole whole;
     INTEGER e[RUN];
 } Run;
 
@@ -144,7 +45,7 @@ INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __glo
                      (item >> 2 & 7);
     const long column = (long)t->strip_y * BY + (item & 3) * RUN;
     c += g->offset_c + t->entry * g->stride_c + row * ldc + column;
-    const int wide = ((ulong)c & 15) == 0 && ldc % RUN == 0;
+    const int wide = ((ulong)c & (sizeof(Run) - 1)) == 0 && ldc % RUN == 0;
     UNROLL
     for (int i = 0; i < MI; i++)
         UNROLL
@@ -163,12 +64,12 @@ INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __glo
                 if (wide && left >= RUN) {
                     if (adds) {
                         Run old;
-                        old.whole = *(__global const uint4 *)to;
+                        old.whole = *(__global const Whole *)to;
                         UNROLL
                         for (int r = 0; r < RUN; r++)
                             run.e[r] += old.e[r];
                     }
-                    *(__global uint4 *)to = run.whole;
+                    *(__global Whole *)to = run.whole;
                 } else {
                     UNROLL
                     for (int r = 0; r < RUN; r++)
@@ -187,8 +88,8 @@ INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __glo
     const uint y = DESCRIPTOR(at + BX * ROW_BYTES);
 // 32 bytes of k of block i; `adds` is 0 if what d holds is to be forgotten.
 #define PRODUCT(d, i, step, adds)                                                              \
-    WGMMA(d, WITH_SWIZZLE(x + (i) * (64 * ROW_BYTES / 16) + (step) * 2),                       \
-          WITH_SWIZZLE(y + (step) * 2), adds)
+    WGMMA(d, WITH_SWIZZLE(x + (i) * (64 * ROW_BYTES / 16) + (step) * STEP_X),                  \
+          WITH_SWIZZLE(y + (step) * STEP_Y), adds)
 // Start the products of a slot.
 #define MULTIPLY(adds)                                                                         \
     {                                                                                          \
@@ -217,19 +118,19 @@ void nv_wgmma_gemm(WGMMA_ARGS)
     const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
     if (item == 0) {
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(full + i * 8, 1);
+            mbarrier_init(full + i * 8, PRODUCERS);
             mbarrier_init(empty + i * 8, 8);  // warps that multiply
         }
         mbarrier_publish();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     if (warp >= 8) {
-        REGISTERS_DOWN(24);
-        if (item == 256)
-            produce(&g, &s, scratch, slots, full, empty);
+        REGISTERS_DOWN(PRODUCER_REGISTERS);
+        if (item < 256 + PRODUCERS)
+            produce(&g, &s, a, b, scratch, slots, full, empty);
         return;
     }
-    REGISTERS_UP(240);
+    REGISTERS_UP(MULTIPLIER_REGISTERS);
 
     const int group = warp >> 2;
     const int tiles = s.strips_x * s.strips_y * (int)g.batch, passes = count_passes(&s);

@@ -14,6 +14,9 @@
 // Rows of Y lie such that what a work-item accumulates are RUN neighbours of C, 16 bytes: of each
 // 4 * RUN rows, row t * RUN + r (t = lane % 4) lies where the accumulators of t are, at
 // r / 2 * 8 + t * 2 + r % 2.
+//
+// Halves whose rows start on 16 bytes are not packed but read where they lie, with a RUN of 2: see
+// nv_wgmma/direct.cl.
 
 #ifndef BITS
 #define BITS 32  // of an element
@@ -31,12 +34,22 @@
 #define BY 192  // rows of Y in a tile: 64, 128 or 192
 #endif
 
+#ifndef DIRECT
+#define DIRECT 0  // 1: operands are read where they lie; halves only
+#endif
+#ifndef ALONG_K_X
+#define ALONG_K_X 1  // DIRECT: k of X is contiguous; else rows are
+#endif
+#ifndef ALONG_K_Y
+#define ALONG_K_Y 1
+#endif
+
 #define BX (128 * MI)
 #define ROW_BYTES 128  // of a slice
 #define PLANES (IS_HALF ? 1 : BITS / 8)
 #define WORD (IS_HALF ? 2 : 4)    // elements of k in 4 bytes of a plane
 #define DEPTH (ROW_BYTES / 4 * WORD)  // elements of k in a slice
-#define RUN (128 / BITS)
+#define RUN (DIRECT ? 2 : 128 / BITS)
 
 #define UINT_8 uchar
 #define UINT_16 ushort

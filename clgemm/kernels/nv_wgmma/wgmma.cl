@@ -12,7 +12,17 @@
 typedef float SUM;
 #define IN_REGISTER "+f"
 #define TYPES "k16.f32.f16.f16"
-#define SIGNS ", 1, 1, 0, 0"
+#if ALONG_K_X
+#define TURN_X ", 0"
+#else
+#define TURN_X ", 1"
+#endif
+#if ALONG_K_Y
+#define TURN_Y ", 0"
+#else
+#define TURN_Y ", 1"
+#endif
+#define SIGNS ", 1, 1" TURN_X TURN_Y
 #else
 typedef int SUM;
 #define IN_REGISTER "+r"
@@ -63,11 +73,14 @@ typedef int SUM;
 #define WGMMA_WAIT(d)                                                                          \
     asm volatile(SM90A "wgmma.wait_group.sync.aligned 0;" : SUMS(d)::"memory")
 
-// Registers of each work-item of the warpgroup from here on.
-#define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " #n ";" ::: "memory")
-#define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " #n ";" ::: "memory")
+// Registers of each work-item of the warpgroup from here on, a number as text.
+#define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " n ";" ::: "memory")
+#define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " n ";" ::: "memory")
 
-// A matrix in local memory: its first 16 bytes, rows of 128 bytes, chunks of 16 swizzled.  Adding 2
-// moves 32 bytes along k, adding 64 * 8 moves 64 rows.
-#define DESCRIPTOR(address) (((address) >> 4) & 0x3fff | 1 << 16)
+// A matrix in local memory: where it starts, in 16 bytes.  Lines of 128 bytes, whose chunks of 16 are
+// swizzled, are rows of X or Y with k along them, or rows of k with 64 rows of X or Y along them; then
+// blocks of 64 such lines follow each other.  Adding 64 * 8 moves 64 rows either way.
+#define DESCRIPTOR(address) (((address) >> 4) & 0x3fff | 64 * 8 << 16)
+#define STEP_X (ALONG_K_X ? 2 : 16 * 8)  // 32 bytes along k, or 16 lines
+#define STEP_Y (ALONG_K_Y ? 2 : 16 * 8)
 #define WITH_SWIZZLE(low) ((ulong)(64u | 1u << 30) << 32 | (low))
