@@ -2,12 +2,16 @@
 
     python bench/bench_integers.py                                # n = 32, 256, 1000 of every type
     python bench/bench_integers.py --types int8 bool --sizes 512 --json out.json
+    CLGEMM_DEVICE=nvidia python bench/bench_integers.py --arrays --sizes 1024 4096  # float16, too
 
 NumPy multiplies these types in a loop of its own, on one core.  Integers are of all sizes, and so
 wrap around; bool is measured at several densities, since NumPy's loop ends a sum at its first true
 product.  The limit is that of independent chains of multiply-adds in registers, in the vectors and
 lanes that the kernels compute in (8-bit integers in lanes of 16 bits, bool in and and or), on all
 compute units: no memory at all.
+
+With --arrays operands lie on the device, and PyTorch multiplies int8 (into int32, by _int_mm) and
+float16 beside clgemm, on an NVIDIA GPU: see integer_arrays.py.
 
 Each result is compared with NumPy's, which must be the same, before it is timed.  Times are medians
 over alternating blocks of one run; blocks in which other processes ran are measured again.
@@ -22,13 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import environment
+import integer_arrays
 import numpy as np
 
 import clgemm
 from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_integer.family import lane_bytes
 from clgemm.kernels.family import KernelSpec
-from clgemm.problem import INTEGERS
+from clgemm.problem import HALF, INTEGERS
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure import timing
@@ -128,20 +133,26 @@ def measured(case: Case, rounds: int) -> dict[str, timing.Timing]:
 def main() -> int:
     """Print a line for each type and size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    names = {str(precision.dtype): precision for precision in INTEGERS.values()}
-    parser.add_argument("--types", nargs="*", choices=names, default=list(names))
+    names = {str(precision.dtype): precision for precision in (*INTEGERS.values(), HALF)}
+    parser.add_argument("--types", nargs="*", choices=names)
+    parser.add_argument("--arrays", action="store_true", help="operands on the device")
     parser.add_argument("--sizes", nargs="*", type=int, default=SIZES)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     environment.restart_clean()
     device = environment.device_in_use()
-    if device.traits.kind != "cpu":
-        raise SystemExit("the device in use is no CPU; set CLGEMM_DEVICE")
     facts, rows = environment.facts(device), []
     print(environment.text(facts))
+    if arguments.arrays:
+        types = [names[name] for name in arguments.types or names]
+        rows = integer_arrays.rows(types, list(arguments.sizes), arguments.rounds)
+        environment.store(arguments.json, facts | {"rows": rows})
+        return 0
+    if device.traits.kind != "cpu":
+        raise SystemExit("the device in use is no CPU; set CLGEMM_DEVICE, or give --arrays")
     print(f"{'':20}{'n':>6}{'NumPy':>12}{'clgemm':>12}{'times':>8}{'Gop/s':>9}{'of limit':>10}")
-    for name in arguments.types:
+    for name in arguments.types or map(str, [x.dtype for x in INTEGERS.values()]):
         most = limit(device, names[name])
         print(f"{name:20}{'':38}{most / 1e9:9.0f}{'limit':>10}", flush=True)
         for n in arguments.sizes:

@@ -25,7 +25,7 @@ class Precision:
     """What there is to know of one element type."""
 
     code: str
-    """BLAS letter: s, d, c or z; of an integer type NumPy's kind and bytes: i4, u1, b1."""
+    """BLAS letter: s, d, c or z; of other types NumPy's kind and bytes: i4, u1, b1, f2."""
     dtype: np.dtype[Any]
     """NumPy type of an element, native byte order."""
     real: str
@@ -106,9 +106,13 @@ INTEGERS: Mapping[str, Precision] = MappingProxyType(
     }
 )
 """One row a type of which BLAS has no products: of these only `matmul` knows."""
-ELEMENTS: Mapping[str, Precision] = MappingProxyType({**PRECISIONS, **INTEGERS})
+HALF = Precision("f2", np.dtype(np.float16), "half", "f", False, False, "s")
+"""float16, of which `matmul` knows: summed in float32, and rounded once at the end."""
+ELEMENTS: Mapping[str, Precision] = MappingProxyType({**PRECISIONS, **INTEGERS, HALF.code: HALF})
 """All types that a device computes in."""
 INTEGER_DTYPES = frozenset(precision.dtype for precision in INTEGERS.values())
+AS_GIVEN = frozenset(precision.dtype for precision in ELEMENTS.values() if precision is not HALF)
+"""Types of which NumPy's arrays are multiplied as they are; float16 ones are made float32 first."""
 ELEMENT_OF: Mapping[np.dtype[Any], Precision] = MappingProxyType(
     {precision.dtype: precision for precision in ELEMENTS.values()}
 )
@@ -335,7 +339,8 @@ def describe(
     shape, precision = c.shape, ELEMENT_OF[c.dtype]
     triangle = GENERAL
     # The same leading dimension, read the other way: op(B) is op(A) transposed.
-    if is_gram and la == lb._replace(trans=not lb.trans) and shape[-2] == shape[-1] > 1:
+    may_be_gram = is_gram and precision.code not in INTEGERS
+    if may_be_gram and la == lb._replace(trans=not lb.trans) and shape[-2] == shape[-1] > 1:
         is_hermitian = precision.is_complex and a.conj != b.conj
         triangle = GENERAL if reads_c else HERMITIAN if is_hermitian else SYMMETRIC
     return Gemm(

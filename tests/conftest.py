@@ -92,6 +92,7 @@ def why_not(item: pytest.Item) -> str | None:
     if "device" not in params:
         return None
     traits, codes = params["device"].traits, params.get("code", "sdcz")
+    codes = [codes] if codes in ELEMENTS else codes
     marker = item.get_closest_marker("families")
     names = marker.args if marker else [params["family"].name] if "family" in params else []
     if not names or any(runs(f, traits, codes) for f in FAMILIES if f.name in names):

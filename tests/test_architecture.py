@@ -15,7 +15,7 @@ import pytest
 from helpers import PATIENCE
 
 import clgemm
-from clgemm.kernels import FAMILIES, source
+from clgemm.kernels import FAMILIES, half, source
 
 PACKAGE = Path(clgemm.__file__).parent
 ROOT = PACKAGE.parent
@@ -319,7 +319,7 @@ def test_everything_public_has_a_docstring():
 
 def test_every_kernel_file_is_used():
     """What no family is made of is dead text."""
-    used = {"common.cl"} | {name for family in FAMILIES for name in family.files}
+    used = {"common.cl", *half.FILES} | {name for family in FAMILIES for name in family.files}
     kernels = PACKAGE / "kernels"
     assert {path.relative_to(kernels).as_posix() for path in kernels.rglob("*.cl")} == used
 

@@ -20,7 +20,7 @@ from clgemm import settings
 from clgemm.dispatch import engine as engines
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS, PRECISIONS
 from clgemm.runtime import registry
 from clgemm.tuning.measure.timing import Timing
 from clgemm.tuning.shapes import Shape
@@ -451,3 +451,15 @@ def test_figures_come_with_the_kernels_of_the_peer(device):
     assert facts["device"] == device.traits.describe()
     assert "kernels" in facts["SciPy runs"]
     assert "scipy" in facts["versions"]
+
+
+@pytest.mark.parametrize("code", ["b1", "i2", "u8", "f2"])
+def test_a_wrong_product_of_arrays_is_not_timed(device, code, monkeypatch, rng):
+    integer_arrays = import_module("integer_arrays")
+    a, b = (integer_arrays.drawn(rng, ELEMENTS[code], 50) for _ in "ab")
+    with registry.using(device):
+        ways = integer_arrays.ways(a, b)
+        assert integer_arrays.is_right(ways["clgemm"].run().get(), a, b)
+        monkeypatch.setattr(clgemm, "matmul", lambda *_, out: out)
+        with pytest.raises(SystemExit, match="WRONG"):
+            integer_arrays.ways(a, b)

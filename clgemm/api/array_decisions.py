@@ -16,6 +16,8 @@ from clgemm.errors import GemmArgumentError
 from clgemm.problem import (
     ALIGNMENT,
     BY_DTYPE,
+    ELEMENT_OF,
+    PRECISIONS,
     Call,
     address_of,
     alignment_class,
@@ -64,7 +66,7 @@ def decide_matmul(engine: Engine, a: Any, b: Any, out: Any, *, same: bool) -> Ar
     `same` tells whether `a` and `b` begin at the same place of the same memory.
     """
     arrays = [a, b] if out is None else [a, b, out]
-    require_dtype("matmul", a.dtype, *arrays)
+    require_element_type(*arrays)
     x, y = _layouts(a, b)
     if not x.ndim or not y.ndim:
         raise ValueError("matmul: an operand has no axis: multiply by a number instead")
@@ -138,10 +140,21 @@ def require_dtype(where: str, dtype: np.dtype[Any], *arrays: Any) -> None:
         )
 
 
+def require_element_type(*arrays: Any) -> None:
+    """Refuse operands and out of `matmul` unless all are of one type that a device computes in."""
+    dtypes = [x.dtype for x in arrays]
+    if dtypes[0] not in ELEMENT_OF or any(x != dtypes[0] for x in dtypes):
+        raise TypeError(
+            f"matmul: device arrays are {', '.join(map(str, dtypes))}: pass arrays of one type, "
+            f"which is one of {', '.join(map(str, ELEMENT_OF))}; .astype() converts"
+        )
+
+
 def _product(engine: Engine, call: Call, *, same: bool) -> Product:
     """Make what computes one product of layouts; those of `same` memory may be one matrix."""
-    precision = BY_DTYPE[call.c.dtype]
-    engine.device.require(precision)
+    precision = ELEMENT_OF[call.c.dtype]
+    if precision.code in PRECISIONS:  # of other types the engine tells what it cannot compute
+        engine.device.require(precision)
     bases = (_BASES[1], _BASES[0], _BASES[2]) if call.transposed else _BASES
     places, ends = [], []
     for x, base in zip((call.a, call.b, call.c), bases, strict=True):
@@ -164,7 +177,7 @@ def _product(engine: Engine, call: Call, *, same: bool) -> Product:
         aligned=not (ends[0] | ends[1]) * precision.itemsize
         % math.lcm(ALIGNMENT, precision.itemsize),
     )  # fmt: skip
-    with translated_errors(f"{problem.precision}gemm on {engine}"):
+    with translated_errors(f"a product of {precision.dtype} on {engine}"):
         runner = engine.build(problem)
     return Product(runner, call.transposed, (places[0], places[1], places[2]))
 

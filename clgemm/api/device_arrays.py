@@ -24,6 +24,7 @@ from clgemm.api.array_decisions import (
 from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError, GemmArgumentError
+from clgemm.problem import dtype_of_product
 from clgemm.runtime import forks, opencl, registry
 from clgemm.runtime.opencl_errors import translated, translated_errors, translating
 from clgemm.runtime.reentry import entry
@@ -104,7 +105,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
         decision = decide_matmul(engine, a, b, out, same=same)
         engine.remember(key, decision)
     if out is None:
-        out = _empty(engine, state, decision, queue, a)
+        out = _empty(engine, state, decision, queue, a, dtype_of_product(a.dtype, b.dtype))
     elif out.base_data is not None and (overlap(out, a) or overlap(out, b)):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
     if not decision.size:
@@ -175,13 +176,14 @@ def _zeros(
 
 
 def _empty(
-    engine: Engine, state: QueueState, decision: ArrayDecision, queue: cl.CommandQueue, a: Any
-) -> Any:
+    engine: Engine, state: QueueState, decision: ArrayDecision, queue: cl.CommandQueue, a: Any,
+    dtype: np.dtype[Any],
+) -> Any:  # fmt: skip
     """Allocate a result: from the operand's own allocator if it is for this queue, else a pool."""
     allocator = a.allocator if a.allocator is not None and a.queue is queue else state.allocator
     try:
         return opencl.new_array(
-            queue, decision.shape, decision.strides, a.dtype, decision.size, allocator
+            queue, decision.shape, decision.strides, dtype, decision.size, allocator
         )
     except engine.device.cl.Error as error:
         raise translated(error, f"memory for a result of {decision.shape} on {engine}") from error
@@ -242,7 +244,7 @@ def _result(
         decision = ArrayDecision(
             shape, (itemsize, itemsize * max(1, shape[0])), shape[0] * shape[1], ()
         )
-        made = _empty(engine, state, decision, queue, a)
+        made = _empty(engine, state, decision, queue, a, a.dtype)
         if c is None and not cmath.isfinite(beta):
             # A c left out is zeros, and zero times NaN or infinity shows.
             return made.fill(0, queue=queue), beta

@@ -11,7 +11,7 @@ from clgemm.api import stacks
 from clgemm.api.arguments import as_transposition, is_device_array
 from clgemm.dispatch import engine
 from clgemm.dispatch.explanation import Explanation, unmeasured
-from clgemm.problem import BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
+from clgemm.problem import AS_GIVEN, BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,7 +87,7 @@ def explain(
     dtype = np.result_type(x.dtype, y.dtype)
     computed = np.dtype(np.float32) if dtype == np.float16 else dtype
     plain = alpha == 1 and beta == 0 and not trans_a and not trans_b
-    if computed not in (ELEMENT_OF if plain else BY_DTYPE):
+    if computed not in (AS_GIVEN if plain else BY_DTYPE):
         return Explanation(f"{shape} {dtype}", "host", "NumPy computes types that BLAS has not")
     out = np.empty(shape, computed, "C" if plain else "F") if c is None else np.asarray(c)
     if out.shape != shape:

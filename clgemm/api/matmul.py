@@ -20,7 +20,7 @@ from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
 from clgemm.host import blas as host_blas
-from clgemm.problem import BY_DTYPE, ELEMENT_OF, Call, dtype_of_product
+from clgemm.problem import AS_GIVEN, BY_DTYPE, Call, dtype_of_product
 from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
@@ -80,8 +80,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     *Types.* float32, float64, complex64 and complex128 products are computed on the device, in
     that type.  float16 products are computed in float32 and rounded once, at the end.  Products of
     integers and of bool have NumPy's values, to the bit: integers wrap around.  They are computed
-    on CPU devices, and by NumPy where its loop takes less time or another device is in use.  Long
-    double and object products are computed by NumPy.
+    on CPUs and GPUs, and by NumPy where its loop takes less time.  Long
+    double and object products are computed by NumPy.  Operands on a device are of one type, and
+    integers and bool are computed there as well.
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
     or an invalid operation in the product: infinities and NaNs appear without a warning.
@@ -149,7 +150,7 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
     if not (type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == 2 == b.ndim):
         return None
     (m, k), (rows, n), dtype = a.shape, b.shape, a.dtype
-    fits = k == rows and dtype == b.dtype and dtype in ELEMENT_OF and m and n and k
+    fits = k == rows and dtype == b.dtype and dtype in AS_GIVEN and m and n and k
     if not (fits and a.flags.aligned and b.flags.aligned):
         return None
     if out is None:
@@ -186,7 +187,7 @@ def _check(x1: Any, x2: Any, out: Any, keywords: Mapping[str, Any]) -> _Call:
     _require(out is None or (isinstance(out, np.ndarray) and out.flags.writeable))
     loop = _loop_dtype(x, y, out, dtype, casting)
     computed = _SINGLE if loop == _HALF else loop
-    _require(computed in ELEMENT_OF)
+    _require(computed in AS_GIVEN)
     order = _ORDERS[order]
     if order == "A":
         order = "F" if x.flags.f_contiguous and y.flags.f_contiguous else "C"
@@ -217,7 +218,7 @@ def _loop_dtype(x: NDArray[Any], y: NDArray[Any], out: Any, dtype: Any, casting:
     """Return the type NumPy would compute in, having checked every cast."""
     target = None if out is None else out.dtype
     same = x.dtype == y.dtype and (target is None or target == x.dtype)
-    if dtype is None and same and x.dtype in ELEMENT_OF:
+    if dtype is None and same and x.dtype in AS_GIVEN:
         return dtype_of_product(x.dtype, y.dtype)
     dtypes, signature = (x.dtype, y.dtype, target), (None, None, dtype)
     return host_blas.matmul.resolve_dtypes(dtypes, signature=signature, casting=casting)[-1]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm.api.arguments import as_factor, as_flag, as_transposition
-from clgemm.api.array_decisions import require_dtype, shape_of_product
+from clgemm.api.array_decisions import require_element_type, shape_of_product
 from clgemm.api.array_operands import overlap, queue_of, require_arrays, span
 from clgemm.dispatch import engine
 from clgemm.errors import DeviceError
@@ -43,7 +43,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
     given = {"x1": a, "x2": b} | ({} if out is None else {"out": out})
     require_arrays("matmul", given)
     queue = queue_of("matmul", a, b, out)
-    require_dtype("matmul", a.dtype, *given.values())
+    require_element_type(*given.values())
     product = np.asarray(host_blas.matmul(fetched(a, queue), fetched(b, queue)))
     if out is None:
         return opencl.arrays().to_device(queue, product)

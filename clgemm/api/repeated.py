@@ -17,7 +17,7 @@ from clgemm.dispatch import engine as engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import (
-    ELEMENT_OF,
+    AS_GIVEN,
     INTEGER_DTYPES,
     Call,
     address_of,
@@ -61,7 +61,7 @@ def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
     arrays = (a, b) if out is None else (a, b, out)
     if known is None or any(type(x) is not np.ndarray for x in arrays):
         return
-    if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in ELEMENT_OF):
+    if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in AS_GIVEN):
         return
     kind = _kind(a, b, out)
     if hosted:

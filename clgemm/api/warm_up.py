@@ -12,7 +12,7 @@ from clgemm.api.arguments import is_device_array
 from clgemm.api.matmul import matmul
 from clgemm.dispatch import engine as engines
 from clgemm.dispatch.route import SMALL_FLOPS
-from clgemm.problem import BY_DTYPE, ELEMENT_OF
+from clgemm.problem import AS_GIVEN, BY_DTYPE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def warm_up(*products: Sequence[Any], dtype: DTypeLike = np.float32) -> None:
     >>> warm_up((a.T, a), (a, (300,)))
     """
     read = [_operands(product, np.dtype(dtype)) for product in products]
-    pairs = [(x, y) for x, y in read if _computed_in(x, y) in ELEMENT_OF]
+    pairs = [(x, y) for x, y in read if _computed_in(x, y) in AS_GIVEN]
     modes = settings.modes()
     engine = None if modes.route == "host" else engines.current()
     if engine is None:

@@ -23,7 +23,7 @@ from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import openblas, scipy_blas, spinning, threads
 from clgemm.interpose import stub
-from clgemm.kernels import BY_NAME
+from clgemm.kernels import FAMILIES
 from clgemm.problem import INTEGERS, PRECISIONS, Precision
 from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
@@ -106,10 +106,8 @@ def _print_parameters(device: Device) -> None:
         print(f"  {code}: from {tuned.origin}")
         for config in tuned.configs:
             print(f"     {config}")
-    family = BY_NAME["cpu_integer"]
-    able = any(family.supports(traits, precision) for precision in INTEGERS.values())
-    told = f"{family.name}'s defaults, without a search" if able else "NumPy computes them"
-    print(f"  integers and bool: {told}")
+    able = [x.name for x in FAMILIES if x.supports(traits, INTEGERS["i4"])]
+    print(f"  integers and bool: {able[0]}'s defaults, without a search")
 
 
 def _why(store: Store, device: Device, precision: Precision) -> str:

@@ -34,10 +34,11 @@ from clgemm.errors import BuildError, ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
 from clgemm.kernels import BY_NAME, LAST_RESORT
+from clgemm.kernels.half import in_single, with_copies
 from clgemm.kernels.mirror import where_it_pays
 from clgemm.problem import (
     ELEMENT_OF,
-    GENERAL,
+    HALF,
     INTEGERS,
     PRECISIONS,
     Call,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from clgemm.dispatch.explanation import Explanation
     from clgemm.dispatch.times import BreakEven
+    from clgemm.kernels.family import Config, Plan
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
     from clgemm.runtime.opencl import cl
@@ -236,18 +238,18 @@ class Engine:
 
     def _decide_on_integers(self, call: Call, problem: Gemm, modes: Modes) -> Decision:
         """Decide where calls of a kind run of which the host has no BLAS."""
-        problem = problem._replace(triangle=GENERAL)
         traits = _within_limits(self.device.traits, self.units())
         chosen = route_integers(traits, problem, modes.route)
-        if must_copy(self.device, problem):
+        if traits.unified_memory and must_copy(self.device, problem):
             chosen = Route(HOST, "it does not fit the device, which integers have to")
-        if call.c.dtype != bool and problem.m > 1:  # as a trial's own C has to be
+        # A trial's own C has more than a row, and sums of bool end early with some values.
+        if self._on_cores and call.c.dtype != bool and problem.m > 1:
             chosen = self._tried(call, problem, chosen)
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
         try:
             with translated_errors(f"{problem.precision} matmul on {self.device}"):
-                return Decision(self.build(problem), problem, chosen)
+                return Decision(self.runner(problem), problem, chosen)
         except NoKernelError as error:  # what else fails may be well when the next call asks
             return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 
@@ -373,10 +375,8 @@ class Engine:
     def build(self, problem: Gemm) -> KernelRunner:
         """Build the plan of a problem, with the next family if a driver refuses the first one's."""
         device, traits = self.device, _within_limits(self.device.traits, self.units())
-        problem = where_it_pays(traits, problem)
         while True:
-            config = self.parameters.config_for(problem)
-            plan = BY_NAME[config.family].plan(traits, problem, config)
+            config, plan = self._plan(traits, problem)
             try:
                 with device.building():
                     long = problem.flops >= LONG_FLOPS
@@ -386,6 +386,15 @@ class Engine:
                     raise
                 self.parameters.refused.add(config.family)
                 log.warning("%s is not used on %s from here on: %s", config.family, device, error)
+
+    def _plan(self, traits: DeviceTraits, problem: Gemm) -> tuple[Config, Plan]:
+        """Choose a configuration, and lay out the launches."""
+        if problem.precision == HALF.code and self.parameters.claimed(problem) is None:
+            config, plan = self._plan(traits, in_single(problem))
+            return config, with_copies(traits, problem, plan)
+        problem = where_it_pays(traits, problem)
+        config = self.parameters.config_for(problem)
+        return config, BY_NAME[config.family].plan(traits, problem, config)
 
     def explain(self, decision: Decision, *, transposed: bool) -> Explanation:
         """Tell what calls of a kind do; in the caller's terms if C is transposed."""

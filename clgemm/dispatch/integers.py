@@ -32,17 +32,22 @@ VECTOR_TRUE_SECONDS = 0.15e-9  # of bool
 PACK_SECONDS = 0.4e-9  # an element that is packed by one core
 GAIN = 0.8  # of the host's time, that the device may take: both predictions err
 
+COPYING_SECONDS = 100e-6  # a call with copies, all but what the bytes take: an H200
+BUS_RATE = 9e9  # bytes a second, copied by the driver from where they lie: the same
+UNIT_RATE = 20e9  # multiply-adds a second of a compute unit, by plain integer instructions
+
 
 def route_integers(traits: DeviceTraits, g: Gemm, wanted: str) -> Route:
     """Choose for one problem of integers or bool; see `route.route`.
 
     `wanted` other than "auto" decides, but what no kernel computes is NumPy's.
     """
-    if not BY_NAME["cpu_integer"].claims(traits, g):
-        return Route(HOST, "integers are computed on CPU devices, and by NumPy")
+    if traits.kind not in {"cpu", "gpu"}:
+        return Route(HOST, "integers are computed on CPUs and GPUs, and by NumPy")
     if wanted in {HOST, DEVICE}:
         return Route(HOST if wanted == HOST else DEVICE, f"CLGEMM_ROUTE={wanted}")
-    host, device = _host_seconds(g), _device_seconds(traits, g)
+    predict = _seconds_of_cpu if traits.kind == "cpu" else _seconds_of_gpu
+    host, device = _host_seconds(g), predict(traits, g)
     if device <= GAIN * host:
         return Route(DEVICE, "the device is faster than NumPy's loop", host, device)
     return Route(HOST, "NumPy's loop takes less time than a launch", host, device)
@@ -56,7 +61,13 @@ def _host_seconds(g: Gemm) -> float:
     return elements * g.k * HOST_SECONDS
 
 
-def _device_seconds(traits: DeviceTraits, g: Gemm) -> float:
+def _seconds_of_gpu(traits: DeviceTraits, g: Gemm) -> float:
+    """Predict the device: mostly the bus."""
+    copied = 0.0 if traits.unified_memory else g.operand_bytes / BUS_RATE
+    return COPYING_SECONDS + copied + g.m * g.n * g.k * g.batch / (UNIT_RATE * traits.compute_units)
+
+
+def _seconds_of_cpu(traits: DeviceTraits, g: Gemm) -> float:
     """Predict the device: vectors and micro-tiles are computed whole, and each matrix is packed."""
     precision, k, each = INTEGERS[g.precision], g.k, VECTOR_SECONDS
     config = BY_NAME["cpu_integer"].default(traits, precision)

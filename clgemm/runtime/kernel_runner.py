@@ -57,9 +57,12 @@ class _Launch:
             elif arg in {"a", "b", "c"} and i > LAST_OPERAND:
                 places[f"{arg} again"] = i
             else:
-                places[arg] = i
+                places[f"{arg} {i}" if arg in places else arg] = i
         self._constants = tuple(constants)
-        self._alpha, self._beta, self._a, self._b, self._c = (places[x] for x in SLOTS[:5])
+        self._alpha, self._beta = places["alpha"], places["beta"]
+        self._operands = tuple(places.get(x, 0) for x in "abc")
+        """Where the caller's memory goes: nowhere if all three operands lie in scratch memory."""
+        self._in_scratch = not any(self._operands)
         self._cell = places.get("cell", 0)
         self._more = tuple(
             (i, SLOTS.index(name.split()[0]))
@@ -71,7 +74,7 @@ class _Launch:
         # The plan was made for offsets of the same alignment; a call brings its own.
         self._fields = list(GEMM_STRUCT.unpack(first))
         for place, offset in zip(OFFSETS, origin, strict=True):
-            self._fields[place] -= offset
+            self._fields[place] -= 0 if self._in_scratch else offset
         self._offsets: tuple[int, int, int] | None = None
         self._problem = b""
         self._bound = UNBOUND
@@ -85,7 +88,7 @@ class _Launch:
         if offsets != self._offsets:
             fields = self._fields.copy()
             for place, offset in zip(OFFSETS, offsets, strict=True):
-                fields[place] += offset
+                fields[place] += 0 if self._in_scratch else offset
             self._problem, self._offsets = GEMM_STRUCT.pack(*fields), offsets
         if kernel.owner is not self:
             kernel.owner = None  # in case Ctrl-C comes between
@@ -99,7 +102,10 @@ class _Launch:
             self._bound = UNBOUND
             kernel.set_numbers((0, self._problem, self._alpha, alpha, self._beta, beta))
             self._bound = bound
-        memory: tuple[Any, ...] = (self._a, values[2], self._b, values[3], self._c, values[4])
+        memory: tuple[Any, ...] = ()
+        if not self._in_scratch:
+            a, b, c = self._operands
+            memory = a, values[2], b, values[3], c, values[4]
         for i, slot in self._more:
             memory += i, values[slot] if slot < LAST_OPERAND else more[slot - LAST_OPERAND]
         kernel.set_memory(memory)

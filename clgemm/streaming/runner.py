@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm import settings
 from clgemm.host import blas as host_blas
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.reentry import WouldDeadlockError
 from clgemm.runtime.runner import Work
@@ -91,7 +91,7 @@ class StreamingRunner:
         schedule = self.schedule(self._problem, room_of(self._device))
         if schedule is None:
             return Work(why_host="the device's memory is too small")
-        itemsize = PRECISIONS[self._problem.precision].itemsize
+        itemsize = ELEMENTS[self._problem.precision].itemsize
         copied = {x: schedule.visits[x] * schedule.sizes[x] * itemsize for x in OPERANDS}
         return Work(
             self._runner(schedule.gemms[0]).work().config,

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from clgemm.problem import PRECISIONS
+from clgemm.problem import ELEMENTS, INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -211,7 +211,7 @@ class Schedule:
     @cached_property
     def buffers(self) -> list[tuple[Name, int]]:
         """The slots: whose each one is, and its bytes."""
-        itemsize = PRECISIONS[self.problem.precision].itemsize
+        itemsize = ELEMENTS[self.problem.precision].itemsize
         return [
             (name, self.sizes[name] * itemsize)
             for name in OPERANDS
@@ -266,7 +266,7 @@ class Schedule:
         Where blocks are resident, what arrives last is multiplied by all of the axis with fewer.
         """
         g, sizes, visits = self.problem, self.sizes, self.visits
-        precision = PRECISIONS[g.precision]
+        precision = ELEMENTS[g.precision]
         itemsize, rate = precision.itemsize, DOUBLE_RATE if precision.is_double else SINGLE_RATE
         count = prod(self.blocking.counts(g))
         ups = [name for name in OPERANDS if name != "c" or g.reads_c]
@@ -357,11 +357,16 @@ def _each_once(g: Gemm) -> Iterator[Schedule]:
 
 
 def _many(g: Gemm, counts: Callable[[int], list[int]]) -> Iterator[Schedule]:
-    """Yield schedules with blocks along all axes, for what is larger than the device."""
-    sizes = (
+    """Yield schedules with blocks along all axes, for what is larger than the device.
+
+    Kernels add to no C of integers: there k is whole.
+    """
+    sizes = [
         dict.fromkeys(_block_size(size, count) for count in counts(size))
         for size in (g.m, g.n, g.k)
-    )
+    ]
+    if g.precision in INTEGERS:
+        sizes[2] = {g.k: None}
     for m, n, k in itertools.product(*sizes):
         for by_columns, slots in itertools.product((False, True), (2, 1)):
             yield Schedule(g, Blocking(1, m, n, k, by_columns), slots)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clgemm import settings
 from clgemm.errors import NoKernelError, TuningError
 from clgemm.kernels import FAMILIES, LAST_RESORT
-from clgemm.problem import ELEMENTS, INTEGERS, PRECISIONS
+from clgemm.problem import ELEMENTS, PRECISIONS
 from clgemm.runtime import ending
 from clgemm.runtime.reentry import CheckedLock
 from clgemm.tuning import verification
@@ -57,9 +57,10 @@ class Parameters:
     def known(self, code: str) -> Tuned | None:
         """Return the parameters of a precision if they are known; finds out nothing.
 
-        Integers have none: their family claims them.
+        Other types have none: families claim them.
         """
-        return None if code in INTEGERS else self._tuned.get(entry_name(PRECISIONS[code]))
+        precision = PRECISIONS.get(code)
+        return None if precision is None else self._tuned.get(entry_name(precision))
 
     def use(self, code: str, tuned: Tuned) -> None:
         """Use these parameters from here on."""
@@ -99,21 +100,22 @@ class Parameters:
         return find_or_default(lambda: self._config_for(problem), by_default)
 
     def _config_for(self, problem: Gemm) -> Config:
-        return self._claimed(problem) or self._chosen(problem)
+        return self.claimed(problem) or self._chosen(problem)
 
-    def _claimed(self, problem: Gemm) -> Config | None:
+    def claimed(self, problem: Gemm) -> Config | None:
         """Return the default of the first family that claims a problem; searches nothing."""
         traits, precision = self._device.traits, ELEMENTS[problem.precision]
         for family in FAMILIES:
-            if family.name not in self.refused and family.claims(traits, problem):
+            able = family.name not in self.refused and family.supports(traits, precision)
+            if able and family.claims(traits, problem):
                 return family.default(traits, precision)
         return None
 
     def _chosen(self, problem: Gemm) -> Config:
-        if problem.precision in INTEGERS:
+        if problem.precision not in PRECISIONS:
             raise NoKernelError(
-                f"{self._device.traits.describe()} has no kernel for {problem.precision}: "
-                "NumPy's own matmul computes it"
+                f"{self._device.traits.describe()} has no kernel for "
+                f"{ELEMENTS[problem.precision].dtype}: NumPy's own matmul computes it"
             )
         tuned = self.known(problem.precision) or self.of(problem.precision)
         config = tuned.model.choose(problem, self.refused)

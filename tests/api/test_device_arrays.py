@@ -223,7 +223,7 @@ def test_mistakes_say_what_to_do(device, queue):
     with pytest.raises(TypeError, match="no keyword"):
         clgemm.matmul(there, there, dtype=np.float32)
     with pytest.raises(TypeError, match="int32"):
-        clgemm.matmul(there.astype(np.int32), there.astype(np.int32))
+        clgemm.matmul(there, there.astype(np.int32))
     with pytest.raises(clgemm.GemmArgumentError, match="match"):
         clgemm.sgemm(1.0, there, there[:3])
     with pytest.raises(ValueError, match="inner dimensions"):

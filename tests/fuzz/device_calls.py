@@ -3,7 +3,8 @@
 Beside what `compare` has, the contract of `pyopencl.array.Array` operands is stricter than that of
 NumPy's arrays:
 
-* all operands are Arrays, of one dtype, the routine's own: anything else is a TypeError;
+* all operands are Arrays, of one dtype, the routine's own: anything else is a TypeError; matmul has
+  all dtypes that a device computes in;
 * matrices of gemm have two axes, and out of matmul has the result's own shape and shares no memory
   with an operand: anything else is a ValueError;
 * what no BLAS can read where it lies (two steps, a negative one, an odd offset) may be refused with
@@ -19,11 +20,11 @@ import numpy as np
 import scipy.linalg.blas
 
 import clgemm
-from clgemm.problem import BY_DTYPE, PRECISIONS
+from clgemm.problem import BY_DTYPE, ELEMENT_OF, PRECISIONS
 from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
 
-from . import compare, gemm_calls, matmul_calls, operands
+from . import compare, gemm_calls, integer_calls, matmul_calls, operands
 from .compare import DifferenceError, require
 from .odd_arguments import Odd
 from .operands import Made, Operand
@@ -53,7 +54,8 @@ class DeviceCall:
 
 def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> DeviceCall:
     """Draw a call."""
-    inner: Any = (gemm_calls if rng.random() < 0.5 else matmul_calls).draw(rng, known)
+    kinds: tuple[Any, ...] = (gemm_calls, matmul_calls, integer_calls)
+    inner: Any = kinds[rng.choice(3, p=(0.45, 0.35, 0.2))].draw(rng, known)
     names = ("a", "b", "c") if isinstance(inner, gemm_calls.GemmCall) else ("x1", "x2", "out")
     changes: dict[str, Any] = {}
     for name in names:
@@ -75,7 +77,7 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Devi
 def _for_device(rng: np.random.Generator, given: Operand, *, read_only: bool) -> Operand:
     """Change an operand such that it can lie on a device, mostly as BLAS reads it."""
     layout = given.layout
-    if np.dtype(given.dtype).kind not in "fciu" or np.dtype(given.dtype).itemsize > 16:
+    if np.dtype(given.dtype).kind not in "fciub" or np.dtype(given.dtype).itemsize > 16:
         given = replace(given, dtype="f4")
     itemsize = np.dtype(given.dtype).itemsize
     if rng.random() < 0.85:
@@ -233,7 +235,8 @@ def _is_refused(call: DeviceCall, there: Mapping[str, Uploaded], *, is_gemm: boo
     queues = {queue for name, queue in zip(names, call.queues, strict=True) if name in there}
     dtypes = {x.array.dtype for x in there.values()}
     mixed = call.stays in there and len(there) > 1
-    if mixed or queues == {"none"} or len(dtypes) > 1 or not dtypes <= BY_DTYPE.keys():
+    known = BY_DTYPE if is_gemm else ELEMENT_OF
+    if mixed or queues == {"none"} or len(dtypes) > 1 or not dtypes <= known.keys():
         return True
     if is_gemm:
         ranks = {x.array.ndim for x in there.values()}

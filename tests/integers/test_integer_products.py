@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import GPU
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from layouts import HOWS, matrices
+from layouts import HOWS, matrices, separate
 
 import clgemm
 from clgemm.dispatch import engine
+from clgemm.dispatch.integers import route_integers
 from clgemm.errors import ClgemmWarning, DeviceError
-from clgemm.problem import INTEGERS
+from clgemm.problem import INTEGERS, Operand, describe
 from clgemm.runtime import registry
 
 DTYPES = [precision.dtype for precision in INTEGERS.values()]
@@ -234,13 +237,44 @@ def test_what_is_large_is_the_devices(device, monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     a = np.empty((1000, 1000), "i2")
     found = clgemm.explain(a, a)
-    if device.traits.kind == "cpu":
-        assert (found.route, found.calls) == ("device", 1)
-        assert "cpu_integer" in found.config
-    else:
-        assert (found.route, found.config) == ("host", "")
+    assert (found.route, found.calls) == ("device", 1)
+    assert ("cpu_integer" in found.config) == (device.traits.kind == "cpu")
     assert found.product == "int16 (1000 x 1000 x 1000)"
     assert clgemm.explain(a, a[0]).product == "int16 (1000 x 1 x 1000)"
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u2", "i4", "i8", "?"])
+@pytest.mark.parametrize("room", [1 << 30, 100 << 10])
+def test_a_device_with_a_memory_of_its_own(device, dtype, room, rng, monkeypatch):
+    """Blocks are copied there and back; none is added to, so that k stays whole."""
+    apart = separate(device)
+    monkeypatch.setenv("CLGEMM_DEVICE_MEMORY_MB", str(room / 2**20))
+    with registry.using(apart):
+        for m, n, k in ((150, 130, 140), (9, 900, 11), (12, 10, 2000), (700, 500, 40)):
+            a, b = drawn(rng, np.dtype(dtype), m, k), drawn(rng, np.dtype(dtype), n, k).T
+            assert_same(clgemm.matmul(a, b), np.matmul(a, b))
+        stack = drawn(rng, np.dtype(dtype), 5, 60, 50)
+        assert_same(clgemm.matmul(stack, stack[0].T), np.matmul(stack, stack[0].T))
+        found = clgemm.explain(a, b)
+    if room > 1 << 20:  # a CPU's kernels take more scratch memory
+        assert (found.route, found.bytes_down) == ("device", 700 * 500 * np.dtype(dtype).itemsize)
+
+
+def test_a_gpu_gets_what_outweighs_the_bus():
+    gpu = replace(GPU, compute_units=100)
+    for size, where in ((40, "host"), (200, "device"), (2000, "device")):
+        problem = problem_of("i4", size)
+        assert route_integers(gpu, problem, "auto").where == where
+        assert route_integers(gpu, problem, "host").where == "host"
+    assert route_integers(gpu, problem_of("b1", 300), "auto").where == "host"
+    assert (
+        route_integers(replace(gpu, kind="other"), problem_of("i4", 2000), "device").where == "host"
+    )
+
+
+def problem_of(code, n):
+    a = np.empty((n, n), INTEGERS[code].dtype, "F")
+    return describe(Operand(a), Operand(a), a, reads_c=False)
 
 
 @pytest.mark.parametrize("k", [300, 1000, 3000])
@@ -270,7 +304,7 @@ def test_numpy_computes_where_there_is_no_device(monkeypatch, rng):
 def test_numpy_computes_what_a_compiler_refuses(device, monkeypatch, rng):
     used = engine.of(device)
     used.forget()
-    monkeypatch.setattr(used.parameters, "refused", {"cpu_integer"})
+    monkeypatch.setattr(used.parameters, "refused", {"cpu_integer", "gpu_integer"})
     a = drawn(rng, np.dtype("u2"), 51, 52)
     try:
         assert_same(clgemm.matmul(a, a.T), np.matmul(a, a.T))

@@ -200,7 +200,7 @@ def main():
     for found in conftest.DEVICES:
         device = registry.open_device(found)
         for family in FAMILIES:
-            known = INTEGERS if family.name == "cpu_integer" else PRECISIONS
+            known = INTEGERS if family.name.endswith("_integer") else PRECISIONS
             for code, precision in known.items():
                 if not family.supports(device.traits, precision):
                     continue

@@ -70,10 +70,13 @@ def test_a_write_beside_is_seen(device, place, monkeypatch):
 
 
 @pytest.mark.parametrize("code", ["b1", "u1", "i2", "i4", "u8"])
-def test_nothing_is_written_beside_a_product_of_integers(device, code, rng, monkeypatch):
-    family, precision = BY_NAME["cpu_integer"], INTEGERS[code]
+@pytest.mark.parametrize("name", ["cpu_integer", "gpu_integer"])
+def test_nothing_is_written_beside_a_product_of_integers(device, name, code, rng, monkeypatch):
+    family, precision = BY_NAME[name], INTEGERS[code]
     skip_unsupported(device, family, precision)
-    configs = near_extremes(device, family, precision)
+    configs = list(family.candidates(device.traits, precision))[:2]
+    if name == "cpu_integer":
+        configs = near_extremes(device, family, precision)
     assert len(configs) > 1
     for config in configs[:1] if is_emulated(device, family) else configs:
         assert check_config(device, config, precision, rng, monkeypatch) == ""

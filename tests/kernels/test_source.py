@@ -34,7 +34,7 @@ def changed(monkeypatch):
         ("gpu_tiled/pack.cl", ["gpu_tiled"]),
         ("gpu_tiled/tiling.py", ["gpu_tiled"]),
         ("cpu_packed/family.py", ["cpu_packed"]),
-        ("nv_async.cl", ["nv_dmma", "nv_mma", "nv_split"]),
+        ("nv_async.cl", ["nv_dmma", "nv_mma", "nv_split", "nv_wgmma"]),
         ("nv_split/layout.py", ["nv_mma", "nv_split"]),
         ("nv_split/walk.cl", ["nv_mma", "nv_split"]),
         ("nv_mma/mma.cl", ["nv_mma"]),

@@ -1,0 +1,1 @@
+"""Integers and bool on any device: tiles in local memory, unsigned arithmetic."""
