@@ -95,7 +95,7 @@ SURVEY_ITEMS, PACK_ITEMS, SHORT_ITEMS, GEMM_ITEMS = 1024, 256, 256, 384
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
 LEAST_DEPTH = 64
-LEAST_SIDE = 140  # m n / (m + n): below, packing costs more than the products save
+LEAST_SIDE = 140  # m n / (m + n), in reals: below, packing costs more than the products save
 LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time
 SCRATCH_SHARE = 4  # of the device's memory one part
 
@@ -155,7 +155,7 @@ class NvSplit(KernelFamily):
         return (
             super().accepts(problem)
             and problem.k >= LEAST_DEPTH
-            and m * n >= LEAST_SIDE * (m + n)
+            and m * n * precision_of(problem).parts >= LEAST_SIDE * (m + n)
             and rows_x * rows_y * depth * problem.batch >= LEAST_PRODUCTS
             and max(rows_x, rows_y, depth) <= INT32_MAX // 2
             and problem.batch * m * n // 4096 <= INT32_MAX // 4
