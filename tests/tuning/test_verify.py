@@ -55,7 +55,7 @@ def test_what_a_call_waits_for_is_verified_by_its_own_kernels(device, code, monk
     assert verify.Verifier(device, precision).quick_mismatch(config, problem.dense()) is None
     assert {kernel for _, kernel in built} <= {step.kernel for step in own}
     assert {g.reads_c for g, _ in built} == {False, True}
-    assert all(g.flops < problem.flops for g, _ in built)
+    assert all(g.flops <= problem.flops for g, _ in built)
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,10 @@ class Tester:
         kernels = set(self._verifier.kernels(config, finalist=finalist))
         if not finalist:
             kernels.update(self._measurements.kernels(config, finalist=False))
-        # Long sources first, so that each part has some of those; in every process the same ones.
+        # By their lengths, so that parts are alike, in every process; the worker that makes operands
+        # as well has the smallest.
         ordered = sorted(kernels, key=lambda spec: (-len(source.text(spec)), spec))
-        with self._device.programs.building(ordered[part.number :: part.of]):
+        with self._device.programs.building(ordered[part.of - 1 - part.number :: part.of]):
             if self._makes_operands and not finalist:
                 self._measurements.make_operands(config)
 
