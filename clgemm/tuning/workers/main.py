@@ -78,8 +78,8 @@ class Tester:
         kernels = set(self._verifier.kernels(config, finalist=finalist))
         if not finalist:
             kernels.update(self._measurements.kernels(config, finalist=False))
-        # By their lengths, so that parts are alike, in every process; the worker that makes operands
-        # as well has the smallest.
+        # By their lengths, so that parts are alike, in every process; the worker that makes
+        # operands as well has the smallest.
         ordered = sorted(kernels, key=lambda spec: (-len(source.text(spec)), spec))
         with self._device.programs.building(ordered[part.of - 1 - part.number :: part.of]):
             if self._makes_operands and not finalist:
