@@ -362,7 +362,9 @@ class Engine:
     def kernel_seconds(self, problem: Gemm) -> float | None:
         """Predict the kernels of a problem from what a search has timed; None if it did not."""
         tuned = self.parameters.stored(problem.precision)
-        return None if tuned is None else tuned.model.least_seconds(problem)
+        if tuned is None:
+            return None
+        return find_or_default(lambda: tuned.model.least_seconds(problem), lambda _why: None)
 
     def runner(self, problem: Gemm) -> Runner:
         """Make what computes a problem on this device, where operands lie or with copies."""
