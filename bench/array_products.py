@@ -16,6 +16,8 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
     from random_shapes import Drawn
 
@@ -37,14 +39,8 @@ class ArrayProduct:
         self._drawn = drawn
         rng = np.random.default_rng(drawn.m + drawn.n + drawn.k)
         self._a, self._b = _stored(rng, drawn, 0), _stored(rng, drawn, 1)
-        x, y = (
-            _seen(clgemm.to_device(operand), op)
-            for operand, op in zip((self._a, self._b), drawn.ops, strict=True)
-        )
-        p, q = (
-            _seen(torch.from_numpy(operand).cuda(), op)
-            for operand, op in zip((self._a, self._b), drawn.ops, strict=True)
-        )
+        x, y = self._seen(clgemm.to_device(operand) for operand in (self._a, self._b))
+        p, q = self._seen(torch.from_numpy(operand).cuda() for operand in (self._a, self._b))
         self._torchs = torch.matmul(p, q)
         shape = tuple(self._torchs.shape)
         dtype = PRECISIONS[drawn.code].dtype
@@ -55,9 +51,15 @@ class ArrayProduct:
         self.theirs = Way(partial(torch.matmul, p, q, out=self._torchs), torch.cuda.synchronize)
         """Computes it with cuBLAS."""
 
+    def _seen(self, stored: Iterable[Any]) -> tuple[Any, Any]:
+        """Return views of A and B; those of a stack are taken as they lie."""
+        ops = self._drawn.ops if self._drawn.batch == 1 else "NN"
+        a, b = (x if op == "N" else x.T for x, op in zip(stored, ops, strict=True))
+        return a, b
+
     def kernels(self) -> str:
         """Name the configuration that computes it."""
-        a, b = (_seen(x, op) for x, op in zip((self._a, self._b), self._drawn.ops, strict=True))
+        a, b = self._seen((self._a, self._b))
         with settings.using(route="device"):
             return clgemm.explain(a, b).config
 
@@ -78,7 +80,3 @@ def _stored(rng: np.random.Generator, drawn: Drawn, place: int) -> NDArray[Any]:
     if drawn.batch > 1 and "ab"[place] != drawn.shared:
         shape = (drawn.batch, *shape)
     return uniform(rng, shape, drawn.code)
-
-
-def _seen(x: Any, op: str) -> Any:
-    return x if op == "N" or x.ndim > 2 else x.T

@@ -4,7 +4,8 @@
                                  [--seconds 60] [--json out.json]
 
 starts: the first call with an empty cache, with the same parameters shipped, and in later
-processes; each in a process of its own, timed from before the import of clgemm to the result.
+processes; each in a process of its own, timed from before the import of clgemm to the result.  Also
+with NVIDIA's driver when it has compiled nothing, by the parameters that ship and by a search.
 repeat: two searches with the default budget, one after the other, and how far their choices differ.
 full: the default budget against a full search, of at most --seconds, on twelve products that
 neither of them timed.  choice: the same products with each of the variants that the default budget

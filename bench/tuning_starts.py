@@ -1,4 +1,7 @@
-"""First calls of a process, for bench_tuning.py: with nothing known, a shipped file, the user's."""
+"""First calls of a process, for bench_tuning.py: with nothing known, a shipped file, the user's.
+
+And with a driver that has compiled nothing yet, where it keeps what it compiled in a known place.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,10 @@ print(json.dumps({"import": imported - start, "first call": after - before,
 """
 
 
-def first_call(n: int, code: str, cache: Path, shipped: Path) -> dict[str, float]:
-    """Start Python, import clgemm, multiply once."""
+def first_call(
+    n: int, code: str, cache: Path, shipped: Path | str, compiled: Path | None = None
+) -> dict[str, float]:
+    """Start Python, import clgemm, multiply once; `compiled` is for what the driver compiles."""
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(n), PRECISIONS[code].dtype.char, code],
         env=os.environ
@@ -47,7 +52,8 @@ def first_call(n: int, code: str, cache: Path, shipped: Path) -> dict[str, float
             "CLGEMM_CACHE_DIR": str(cache),
             "CLGEMM_SHIPPED": str(shipped),
             "CLGEMM_ROUTE": "device",
-        },
+        }
+        | ({} if compiled is None else {"CUDA_CACHE_PATH": str(compiled)}),
         capture_output=True,
         text=True,
         check=True,
@@ -67,12 +73,19 @@ def starts(n: int, code: str, repeats: int, folder: Path) -> dict[str, Any]:
         (shipped / file.name).write_bytes(file.read_bytes())
     runs["with a shipped file"] = [first_call(n, code, fresh, shipped)]
     runs["the same, later"] = [first_call(n, code, fresh, shipped) for _ in range(repeats)]
+    runs |= {
+        f"nothing compiled, {what}": [
+            first_call(n, code, folder / name, files, folder / f"{name} compiled")
+            for name in (f"{code} {what} {i}" for i in range(repeats))
+        ]
+        for what, files in (("shipped", ""), ("search", nothing))
+    }
     print(f"\nfirst {code}gemm at n = {n}, seconds (medians)")
-    print(f"{'':24}{'import':>9}{'first call':>12}{'together':>10}{'searched':>10}")
+    print(f"{'':26}{'import':>9}{'first call':>12}{'together':>10}{'searched':>10}")
     for title, some in runs.items():
         m = {name: statistics.median(run[name] for run in some) for name in some[0]}
         print(
-            f"{title:24}{m['import']:9.3f}{m['first call']:12.3f}{m['together']:10.3f}"
+            f"{title:26}{m['import']:9.3f}{m['first call']:12.3f}{m['together']:10.3f}"
             f"{'yes' if m['searched'] else 'no':>10}",
             flush=True,
         )

@@ -28,7 +28,7 @@ from clgemm.dispatch.copying import CopyingRunner, copied_call
 from clgemm.dispatch.explanation import explained, unmeasured
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
-from clgemm.dispatch.times import usual_seconds
+from clgemm.dispatch.times import CopiedTimes, usual_seconds
 from clgemm.dispatch.trial import Sides, Trials
 from clgemm.errors import BuildError, ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
@@ -49,6 +49,7 @@ from clgemm.problem import (
 from clgemm.runtime import forks, reentry, registry
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl_errors import is_transient, translated, translated_errors
+from clgemm.runtime.processor import usable_cores
 from clgemm.streaming.copy_threads import CopyThreads
 from clgemm.streaming.runner import StreamingRunner, must_copy
 from clgemm.tuning.store.lookup import find_or_default
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.dispatch.explanation import Explanation
+    from clgemm.dispatch.route import Times
     from clgemm.dispatch.times import BreakEven
     from clgemm.kernels.family import Config, Plan
     from clgemm.problem import Gemm, Precision
@@ -222,7 +224,7 @@ class Engine:
         one_core = self.units() == 1 < self.device.traits.compute_units
         chosen = by_rule(problem, modes.route, one_core=one_core)
         if chosen is None:
-            found = self._break_even(problem)
+            found = self._times(problem)
             chosen = route(self.device.traits, problem, modes.route, found)
             if self._on_cores:
                 chosen = self._tried(call, problem, chosen, self._usual_seconds(problem))
@@ -233,6 +235,8 @@ class Engine:
             shared = None
             if partners:
                 shared = multi_device.runner((self, *partners), problem)
+            if shared is not None and shared.seconds is not None:
+                chosen = chosen._replace(device_seconds=shared.seconds)
             lasts = spinning.lasts(problem.flops / self.units(), chosen.device_seconds)
             return Decision(shared or self.runner(problem), problem, chosen, lasts)
 
@@ -288,6 +292,14 @@ class Engine:
         except (ClgemmError, MemoryError, self.device.cl.Error) as error:
             log.debug("both sides of a product could not be tried: %s", error)
             return predicted
+
+    def _times(self, problem: Gemm) -> Times | None:
+        """Return what predicts both sides, if anything is known of them."""
+        found = self._break_even(problem)
+        if self.device.traits.unified_memory:
+            return found
+        kernels = self.kernel_seconds(problem)
+        return found if kernels is None else CopiedTimes(kernels, usable_cores(), found)
 
     def _break_even(self, problem: Gemm) -> BreakEven | None:
         """Return what a decision may go by.
@@ -363,8 +375,7 @@ class Engine:
         tuned = self.parameters.stored(problem.precision)
         if tuned is None:
             return None
-        times = tuned.model.predict(problem, range(len(tuned.configs)))
-        return min(times.values(), default=None)
+        return find_or_default(lambda: tuned.model.least_seconds(problem), lambda _why: None)
 
     def runner(self, problem: Gemm) -> Runner:
         """Make what computes a problem on this device, where operands lie or with copies."""

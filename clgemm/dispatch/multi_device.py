@@ -40,8 +40,11 @@ GRAIN = 256  # cuts lie on multiples of this, as kernels like them, if parts are
 HOST_RATE = 50e9  # bytes a second that the cores of a host with several GPUs copy, pinned to pinned
 LEAST_WORK = 1.2
 """Seconds predicted for the kernels on one device, over those of the host's copies for all of them.
-Below it one device alone is as fast: two H200s had .65 of its rate at .7, .69 at .76, and 1.28 at
-1.4."""
+Below it one device alone is as fast: two H200s had .65 of its rate at .9, .69 at 1.0, and 1.28 at
+1.8."""
+NOT_BESIDE = 0.75
+"""Of the shorter one of kernels and these copies, that is not hidden behind the other: two H200s
+took 1.10 s where .61 and .69 were predicted, and .52 where .30 and .34."""
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
 
@@ -140,9 +143,14 @@ class MultiDeviceRunner:
         What is computed.
     members : sequence of Member
         The devices.
+    seconds : float, optional
+        What it will take, as far as that is predicted.
     """
 
-    def __init__(self, problem: Gemm, members: Sequence[Member]) -> None:
+    def __init__(
+        self, problem: Gemm, members: Sequence[Member], seconds: float | None = None
+    ) -> None:
+        self.seconds = seconds
         self.shares = shares(problem, members)
         self.workers = [
             (share, member, {shape: member.make(g) for shape, g in _parts(problem, share).items()})
@@ -234,7 +242,8 @@ def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner 
     """
     precision = PRECISIONS[problem.precision]
     able = [x for x in candidates if x.device.traits.has(precision)]
-    if not _copies_pay(able, problem):
+    copied = _copied(able, problem)
+    if copied is not None and copied.kernels < LEAST_WORK * copied.copies:
         return None
     found = [x.break_evens.known(precision) for x in able]
     seconds = [x.device_seconds(problem) for x in found if x is not None]
@@ -252,24 +261,48 @@ def runner(candidates: Sequence[Candidate], problem: Gemm) -> MultiDeviceRunner 
         )
         for x in able
     ]
-    shared = MultiDeviceRunner(problem, members)
+    predicted = None
+    if copied is not None and copied.devices == len(able):
+        predicted = copied.seconds
+    shared = MultiDeviceRunner(problem, members, predicted)
     return shared if len(shared.workers) > 1 else None
 
 
-def _copies_pay(candidates: Sequence[Candidate], problem: Gemm) -> bool:
-    """Tell whether kernels take long enough for the copies to several devices.
+class _Copied(NamedTuple):
+    """What a product takes that is copied to several devices."""
+
+    kernels: float
+    """Seconds on the fastest one alone."""
+    copies: float
+    """Seconds of the copies in the host's memory, for all of them."""
+    devices: int
+
+    @property
+    def seconds(self) -> float:
+        """Estimate it on equal devices."""
+        each = self.kernels / self.devices
+        return max(each, self.copies) + NOT_BESIDE * min(each, self.copies)
+
+
+def copying(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """List the devices with a memory of their own."""
+    return [x for x in candidates if not x.device.traits.unified_memory]
+
+
+def _copied(candidates: Sequence[Candidate], problem: Gemm) -> _Copied | None:
+    """Estimate a product that is copied to several devices; None if it is not.
 
     Each of them gets one operand whole, by way of the host's memory, in which all of them meet.
     """
-    copying = [x for x in candidates if not x.device.traits.unified_memory]
-    if len(copying) < 2:
-        return True
+    own = copying(candidates)
+    if len(own) < 2:
+        return None
     g, itemsize = problem, PRECISIONS[problem.precision].itemsize
     whole, divided = (g.m, g.n) if g.n >= g.m else (g.n, g.m)
-    elements = g.batch * (len(copying) * whole * g.k + divided * g.k + g.m * g.n)
-    known = (x.kernel_seconds(problem) for x in copying)
+    elements = g.batch * (len(own) * whole * g.k + divided * g.k + g.m * g.n)
+    known = (x.kernel_seconds(problem) for x in own)
     kernels = min((t for t in known if t is not None), default=0.0)
-    return kernels >= LEAST_WORK * elements * itemsize / HOST_RATE
+    return _Copied(kernels, elements * itemsize / HOST_RATE, len(own))
 
 
 def _kind(candidate: Candidate) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from clgemm.dispatch.times import BreakEven
     from clgemm.problem import Gemm
     from clgemm.traits import DeviceTraits
 
@@ -30,6 +29,18 @@ mostly take longer, since their threads have to wake up."""
 SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
 
 
+class Times(Protocol):
+    """Predicts the seconds of a problem on both sides."""
+
+    def host_seconds(self, g: Gemm) -> float:
+        """Predict the host's."""
+        ...
+
+    def device_seconds(self, g: Gemm) -> float:
+        """Predict the device's, transfers included."""
+        ...
+
+
 class Route(NamedTuple):
     """Where a kind of call runs, and why."""
 
@@ -40,7 +51,7 @@ class Route(NamedTuple):
     device_seconds: float | None = None
 
 
-def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: BreakEven | None) -> Route:
+def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: Times | None) -> Route:
     """Choose for one problem, from what is known.
 
     Parameters
@@ -51,8 +62,8 @@ def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: BreakEven 
         The problem, with the layouts it has in the host's memory.
     wanted : str
         `settings.Modes.route`: "device" or "host" decides.
-    measured : BreakEven or None
-        The break-evens of device and precision.  Without them the size alone decides.
+    measured : Times or None
+        What predicts both sides.  Without it the size alone decides.
 
     Returns
     -------
@@ -80,7 +91,7 @@ def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | No
     return None
 
 
-def _faster(traits: DeviceTraits, problem: Gemm, found: BreakEven | None) -> Route:
+def _faster(traits: DeviceTraits, problem: Gemm, found: Times | None) -> Route:
     """Choose what takes less time, as far as that was measured."""
     if found is None:
         small = SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES

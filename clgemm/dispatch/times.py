@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.problem import PRECISIONS, SYMMETRIC
+from clgemm.streaming import direct
 from clgemm.tuning import cost_model
 from clgemm.tuning.shapes import Shape
 
@@ -34,6 +35,13 @@ REACH = 1.75  # factors of two in an extent, over which what is missed fades
 RIDGE = 0.3  # in shapes: keeps the plane flat where few are near
 HALF = 0.6  # of a product's time, that one takes of which half is computed
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
+COPIED_FIRST = 1e-4, 1 / 13e9
+"""Seconds of a product whose operands are copied whole: of the call, and of a byte."""
+COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
+"""The same in blocks, which threads copy while kernels run, ..."""
+NOT_BESIDE = 0.15  # ... of which this part of the shorter one is not hidden behind the other
+BESIDE_GPU = {4: 70e9, 8: 32e9}
+"""Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
 USUAL_SHARE = 0.5  # ... of which a product that is not large reaches about half
 
@@ -100,6 +108,11 @@ class Curve:
         total = sum(rate * count for rate, count in zip(self.rates, counts(shape), strict=True))
         return max(total, cost_model.LEAST)
 
+    @cached_property
+    def largest(self) -> int:
+        """Most multiplications of a product that was measured."""
+        return max(counts(shape)[2] for shape in self.seconds)
+
     def as_json(self) -> list[list[float]]:
         """Give what was measured; the rest follows from it."""
         return [[*map(int, shape), t] for shape, t in self.seconds.items()]
@@ -151,6 +164,53 @@ class BreakEven(NamedTuple):
     def device_seconds(self, g: Gemm) -> float:
         """Predict a problem on the device, transfers included."""
         return self.device.one(_shape(g)) * (HALF if g.triangle else 1)
+
+
+def copied_seconds(nbytes: int, kernels: float) -> float:
+    """Estimate a product whose operands are copied to a device with a memory of its own and back.
+
+    By what an H200 beside 16 cores takes, within a fourth from 256 to 32768 square.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of the three operands.
+    kernels : float
+        Seconds of the kernels alone.
+    """
+    if nbytes <= direct.MOST:
+        start, each = COPIED_FIRST
+        return start + nbytes * each + kernels
+    start, each = COPIED_IN_BLOCKS
+    copies = nbytes * each
+    return start + max(copies, kernels) + NOT_BESIDE * min(copies, kernels)
+
+
+class CopiedTimes(NamedTuple):
+    """How long one product takes on the host, and on a device to which its operands are copied.
+
+    As measured where it was, and estimated elsewhere: the bus does not go by what small products
+    took.
+    """
+
+    kernels: float
+    """Seconds of the kernels alone."""
+    cores: int
+    """Of the host."""
+    measured: BreakEven | None = None
+
+    def host_seconds(self, g: Gemm) -> float:
+        """Predict a problem on the host."""
+        if self.measured is not None:
+            return self.measured.host_seconds(g)
+        rate = self.cores * BESIDE_GPU[PRECISIONS[g.precision].real_bytes]
+        return g.flops / rate
+
+    def device_seconds(self, g: Gemm) -> float:
+        """Predict a problem on the device, transfers included."""
+        if self.measured is not None and counts(_shape(g))[2] <= self.measured.device.largest:
+            return self.measured.device_seconds(g)
+        return copied_seconds(g.operand_bytes, self.kernels)
 
 
 def _shape(g: Gemm) -> Shape:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from clgemm.runtime.devices import Found
+    from clgemm.runtime.opencl import cl
     from clgemm.traits import DeviceTraits
 
 ALL = ":all"
@@ -28,6 +29,8 @@ class Choice(NamedTuple):
     """At least one; the first is the one for what a single device does."""
     reason: str
     """Why these, in words."""
+    contexts: tuple[cl.Context | None, ...]
+    """Of each, in which it was tried."""
 
 
 def _speed(traits: DeviceTraits) -> tuple[bool, int, bool, int]:
@@ -65,7 +68,7 @@ def choose() -> Choice:
     if not found:
         why = f" ({platforms.silent[0]})" if platforms.silent else ""
         raise DeviceError(f"no OpenCL device was found{why}: {INSTALL_HINT}")
-    chosen: dict[Found, None] = {}
+    chosen: dict[Found, cl.Context | None] = {}
     candidates: list[Found] = []
     for name in _names(found, wish):
         candidates = wanted(found, name.removesuffix(ALL))
@@ -73,12 +76,12 @@ def choose() -> Choice:
             names = "; ".join(f.traits.describe() for f in found)
             raise DeviceError(f"CLGEMM_DEVICE={name!r} names none of the devices here: {names}")
         working = _working(candidates)
-        chosen.update(dict.fromkeys(working if name.endswith(ALL) else islice(working, 1)))
+        chosen.update(working if name.endswith(ALL) else islice(working, 1))
     if not chosen:
         raise DeviceError(f"none of the OpenCL devices here can run a kernel: {INSTALL_HINT}")
     first = next(iter(chosen))
     reason = f"CLGEMM_DEVICE={wish}" if wish else _reason(first, candidates)
-    return Choice(tuple(chosen), reason)
+    return Choice(tuple(chosen), reason, tuple(chosen.values()))
 
 
 def _names(found: tuple[Found, ...], wish: str) -> list[str]:
@@ -88,11 +91,11 @@ def _names(found: tuple[Found, ...], wish: str) -> list[str]:
     return [name.strip() for name in wish.split(",") if name.strip()]
 
 
-def _working(candidates: list[Found]) -> Iterator[Found]:
+def _working(candidates: list[Found]) -> Iterator[tuple[Found, cl.Context | None]]:
     for candidate in candidates:
-        fault = devices.works(candidate.device, kept_for(candidate.traits))
+        fault, context = devices.try_out(candidate.device, kept_for(candidate.traits))
         if not fault:
-            yield candidate
+            yield candidate, context
             continue
         warnings.warn(
             f"OpenCL device {candidate.traits.describe()} is skipped, "

@@ -116,8 +116,22 @@ def _has_system_svm(device: cl.Device) -> bool:
         return False  # OpenCL before 2.0 does not know the question
 
 
+class Trial(NamedTuple):
+    """What came of trying a device."""
+
+    fault: str
+    """What went wrong, "" if nothing did."""
+    context: cl.Context | None = None
+    """In which it worked: making one takes a tenth of a second on some."""
+
+
 def works(device: cl.Device, binaries: Binaries | None = None) -> str:
-    """Build and run a tiny kernel; return what went wrong, or "" if nothing did.
+    """Try a device as `try_out` does; return what went wrong, or "" if nothing did."""
+    return try_out(device, binaries).fault
+
+
+def try_out(device: cl.Device, binaries: Binaries | None = None) -> Trial:
+    """Build and run a tiny kernel.
 
     Parameters
     ----------
@@ -138,9 +152,11 @@ def works(device: cl.Device, binaries: Binaries | None = None) -> str:
         cl.enqueue_copy(queue, answer, memory)
         queue.finish()
     except Exception as error:  # noqa: BLE001 - a broken driver may raise anything
-        return str(error).strip().splitlines()[0] if str(error) else type(error).__name__
+        return Trial(str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
     value = int.from_bytes(answer, sys.byteorder)
-    return "" if value == 42 else f"the probe kernel computed {value} instead of 42"
+    if value != 42:
+        return Trial(f"the probe kernel computed {value} instead of 42")
+    return Trial("", context)
 
 
 def _once_more(platform: cl.Platform) -> list[cl.Device]:

@@ -163,7 +163,7 @@ def compiled(
             return opencl.from_binary(context, binary)
         except (cl.Error, RuntimeError) as error:
             log.info("a stored program was refused and is built again: %s", error)
-    program = opencl.build(context, text)
+    program = opencl.build(context, ptx.unassembled(text) if target else text)
     if target:
         assembly = ptx.retarget(opencl.to_binary(program), target)
         program = opencl.from_binary(context, assembly)

@@ -59,8 +59,11 @@ def current() -> Device | None:
         return None
     with _lock():
         if _current is None:
-            chosen, reason = choice.choose()
-            first, *more = (_open(f, reason, kept_for(f.traits)) for f in chosen)
+            chosen, reason, contexts = choice.choose()
+            first, *more = (
+                _open(found, reason, kept_for(found.traits), context)
+                for found, context in zip(chosen, contexts, strict=True)
+            )
             _others = tuple(more)
             _current = _chosen = first
     return _current
@@ -76,9 +79,12 @@ def others() -> tuple[Device, ...]:
     return _others if _others and _current is _chosen else ()
 
 
-def _open(found: devices.Found, reason: str, binaries: Binaries | None = None) -> Device:
+def _open(
+    found: devices.Found, reason: str, binaries: Binaries | None = None,
+    context: cl.Context | None = None,
+) -> Device:  # fmt: skip
     if found not in _devices:
-        _devices[found] = Device(found, reason, binaries)
+        _devices[found] = Device(found, reason, binaries, context)
     return _devices[found]
 
 

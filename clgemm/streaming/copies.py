@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -84,10 +84,19 @@ class BlockCopy:
         """The last command: their queue runs in order."""
 
 
-class _Job:
+class Caller(Protocol):
+    """A call that has chunks copied."""
+
+    is_over: bool
+    """Whether nothing more is to be copied."""
+    ended: SimpleQueue[Job]
+    """Where jobs go that are done."""
+
+
+class Job:
     """Copies a chunk into its staging buffer or out of it, in whatever thread."""
 
-    def __init__(self, call: Copies, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer) -> None:
+    def __init__(self, call: Caller, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer) -> None:
         self._call = call
         self.copy, self.chunk, self.staging = copy, chunk, staging
         self.error: BaseException | None = None
@@ -99,8 +108,8 @@ class _Job:
         with self.lock:
             if self._call.is_over:
                 return
-            staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
             try:
+                staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
                 np.copyto(*((x, staged) if self.copy.to_host else (staged, x)))
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error
@@ -118,8 +127,8 @@ class Copies:
         self._to_host = to_host
         self._to_send: deque[tuple[BlockCopy, Chunk]] = deque()
         self._to_fetch: deque[tuple[BlockCopy, Chunk]] = deque()
-        self._jobs: set[_Job] = set()
-        self.ended: SimpleQueue[_Job] = SimpleQueue()
+        self._jobs: set[Job] = set()
+        self.ended: SimpleQueue[Job] = SimpleQueue()
         """Jobs that were done and not heard of yet."""
         self._sent: deque[tuple[cl.Event, StagingBuffer]] = deque()
         self._fetched: deque[tuple[cl.Event, StagingBuffer, BlockCopy, Chunk]] = deque()
@@ -185,7 +194,7 @@ class Copies:
 
     def _copy(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
         """Have a chunk copied into its staging buffer, or out of it."""
-        job = _Job(self, copy, chunk, staging)
+        job = Job(self, copy, chunk, staging)
         self._jobs.add(job)  # from here on `abandon` knows of it
         self._threads.submit(job, first=copy.to_host)
 
@@ -197,7 +206,7 @@ class Copies:
             happened = True
         return happened
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: Job) -> None:
         self._jobs.discard(job)
         if job.error is not None:
             raise job.error

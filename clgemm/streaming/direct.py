@@ -1,10 +1,11 @@
 """One product whose operands are copied whole, by the driver, from where they lie and back.
 
 The driver copies memory that is not pinned through buffers of its own, at the rate of one thread:
-NVIDIA's lets other threads wait meanwhile, so they are of no help.  Up to some size that takes less
-time than to hand pieces to threads that copy them to pinned memory.
+NVIDIA's lets other threads wait meanwhile, so they cannot do the same.  Up to some size that takes
+less time than to have threads copy all of it to pinned memory and back; from some size on they do
+so with a part of A and B: see `beside`.
 
-Every copy is a command that blocks: the driver works on NumPy's memory inside its function only.
+Every copy of NumPy's memory is a command that blocks: the driver works on it inside its function.
 Python hears Ctrl-C after that, so nothing is let go that the driver still reads or writes.  That
 takes no longer than to wait once, at the end.
 """
@@ -18,6 +19,9 @@ import numpy as np
 
 from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.runtime.queues import LaunchState, finish
+from clgemm.streaming import staging
+from clgemm.streaming.beside import CopiesBeside
+from clgemm.streaming.copies import chunks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,10 +31,18 @@ if TYPE_CHECKING:
     from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.runtime.opencl import cl
+    from clgemm.streaming.beside import Piece
+    from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.schedule import Block, Schedule
 
-MOST = 20 << 20
-"""Bytes of all operands.  On an H200, ms so and in blocks: 14 MB 1.2 and 1.9, 27 MB 2.9 and 2.3."""
+MOST = 26 << 20
+"""Bytes of all operands.  On an H200, ms so and in blocks: 14 MB 1.2 and 1.9, 25 MB 2.2 and 2.9, 27
+MB 2.65 both."""
+SHARED = 12 << 20
+"""Bytes of A and B, from which on other threads copy parts of them: with 8 MB of a product of 12 it
+takes 1.7 ms so and 1.5 otherwise, for threads have to wake up."""
+PARTS = 4
+LEAST_PART = 1 << 20
 
 
 class DirectCall:
@@ -41,10 +53,12 @@ class DirectCall:
     """
 
     def __init__(
-        self, device: Device, schedule: Schedule, runners: dict[Gemm, KernelRunner], call: Call,
-        buffers: list[cl.Buffer], stop: Stop | None = None,
+        self, device: Device, threads: CopyThreads, schedule: Schedule,
+        runners: dict[Gemm, KernelRunner], call: Call, buffers: list[cl.Buffer],
+        stop: Stop | None = None,
     ) -> None:  # fmt: skip
         self._device = device
+        self._beside = CopiesBeside(device, threads)
         self._schedule = schedule
         (self._runner,) = runners.values()
         self._call = call
@@ -63,8 +77,10 @@ class DirectCall:
         a, b, c, *scratch = self._buffers
         self.is_idle = False
         try:
-            copy(queue, a, _dense(_in_order(call.a, trans=problem.trans_a)), is_blocking=True)
-            copy(queue, b, _dense(_in_order(call.b, trans=problem.trans_b)), is_blocking=True)
+            self._send(
+                (a, _in_order(call.a, trans=problem.trans_a)),
+                (b, _in_order(call.b, trans=problem.trans_b)),
+            )
             result = _in_order(call.c)
             if problem.reads_c:
                 copy(queue, c, _dense(result), is_blocking=True)
@@ -78,8 +94,28 @@ class DirectCall:
                 result[...] = dense
             self._is_done = self.is_idle = True
         except BaseException:
+            self._beside.abandon()
             self.is_idle = finish(queue)  # not if Ctrl-C comes a second time
             raise
+        finally:
+            self._beside.close(is_idle=self.is_idle)
+
+    def _send(self, *operands: tuple[cl.Buffer, NDArray[Any]]) -> None:
+        """Copy A and B to the device."""
+        size = sum(x.nbytes for _, x in operands)
+        pieces: list[Piece] = [(buffer, (0, x)) for buffer, x in operands]
+        if size >= SHARED:
+            most = min(staging.BYTES, max(LEAST_PART, -(-size // PARTS)))
+            pieces = [
+                (buffer, chunk)
+                for buffer, x in operands
+                for chunk in chunks(x if x.ndim > 2 else x[None], most)
+            ]
+            pieces = [pieces[0], *self._beside.start(pieces[1:])]
+        queue, copy = self._device.queue, self._device.cl.enqueue_copy
+        for buffer, (offset, x) in pieces:
+            copy(queue, buffer, _dense(x), dst_offset=offset, is_blocking=True)
+        self._beside.send()
 
     def missing(self) -> list[Block]:
         """List the blocks of C that are not where they belong."""

@@ -169,7 +169,7 @@ class StreamingRunner:
         try:
             with device.memory.lease(plan.sizes, room, is_idle) as buffers:
                 if plan.whole_bytes <= direct.MOST:
-                    begun = DirectCall(device, schedule, runners, call, buffers, stop)
+                    begun = DirectCall(device, threads, schedule, runners, call, buffers, stop)
                     begun.run()
                 else:
                     with threads.in_use() as queues:

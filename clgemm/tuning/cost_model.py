@@ -153,6 +153,29 @@ class Model:
                 found[place] = estimate.seconds(costs, position)
         return found
 
+    def least_seconds(self, problem: Gemm) -> float | None:
+        """Return the seconds of the variant that is predicted to be the fastest; None if untimed.
+
+        Large products are not much faster than any that was timed: a device that is at the limit
+        of its power for long lowers its clock.
+        """
+        times = self.predict(problem, range(len(self.variants))).values()
+        if not times:
+            return None
+        half = 0.5 if problem.triangle else 1.0
+        return max(min(times), half * problem.flops / self._best_rate)
+
+    @cached_property
+    def _best_rate(self) -> float:
+        """Most operations a second of what was timed; infinite if nothing was."""
+        rates = (
+            self.shapes[name].problem(self.code).flops / seconds
+            for variant in self.variants
+            for name, seconds in variant.seconds.items()
+            if name in self.shapes and seconds > 0
+        )
+        return max(rates, default=math.inf)
+
     @cached_property
     def _estimates(self) -> list[Estimate | None]:
         return [self._estimate(variant) if variant.rates else None for variant in self.variants]

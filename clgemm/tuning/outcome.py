@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 class Task(Enum):
     """What a worker does with a candidate."""
 
+    BUILD = "build"
+    """Build a part of its kernels, for the worker that will do the next."""
     VERIFY = "verify"
     """Build what it takes to measure it, and verify it."""
     MEASURE = "measure"
     """Measure it, which passed that, with the shapes that the search goes by."""
+    BUILD_FINALIST = "build finalist"
+    """Build a part of what verifying it as a finalist takes."""
     VERIFY_FINALIST = "verify finalist"
     """Verify all transposes, and often: what a winner must pass."""
     MEASURE_FINALIST = "measure finalist"
@@ -33,7 +37,22 @@ class Task(Enum):
     @property
     def is_final(self) -> bool:
         """Whether it decides about a winner."""
-        return self in {Task.VERIFY_FINALIST, Task.MEASURE_FINALIST}
+        return self in {Task.BUILD_FINALIST, Task.VERIFY_FINALIST, Task.MEASURE_FINALIST}
+
+    @property
+    def only_builds(self) -> bool:
+        """Whether nothing comes of it but compiled programs."""
+        return self in {Task.BUILD, Task.BUILD_FINALIST}
+
+
+class Part(NamedTuple):
+    """A part of a candidate's kernels."""
+
+    number: int
+    of: int
+
+
+WHOLE = Part(0, 1)
 
 
 class Setup(NamedTuple):

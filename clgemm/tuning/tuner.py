@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.errors import NoKernelError, TuningError
-from clgemm.kernels import FAMILIES, LAST_RESORT
+from clgemm.kernels import BY_NAME, FAMILIES, LAST_RESORT
 from clgemm.problem import ELEMENTS, PRECISIONS
 from clgemm.runtime import ending
 from clgemm.runtime.reentry import CheckedLock
@@ -31,7 +31,9 @@ from clgemm.tuning.store.lookup import (
 )
 
 if TYPE_CHECKING:
-    from clgemm.kernels.family import Config
+    from collections.abc import Iterator
+
+    from clgemm.kernels.family import Config, KernelSpec
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
     from clgemm.tuning.store.store import Store
@@ -82,10 +84,13 @@ class Parameters:
                         self.use(code, known)
         return known
 
-    def of(self, code: str) -> Tuned:
-        """Return the parameters of one precision: from memory, a file or a search."""
+    def of(self, code: str, problem: Gemm | None = None) -> Tuned:
+        """Return the parameters of one precision: from memory, a file or a search.
+
+        With the `problem` that a call waits for, its kernels are built beside a search.
+        """
         with self._lock():
-            known = self.known(code) or self._load_or_search(PRECISIONS[code])
+            known = self.known(code) or self._load_or_search(PRECISIONS[code], problem)
             self.use(code, known)
             return known
 
@@ -117,10 +122,10 @@ class Parameters:
                 f"{self._device.traits.describe()} has no kernel for "
                 f"{ELEMENTS[problem.precision].dtype}: NumPy's own matmul computes it"
             )
-        tuned = self.known(problem.precision) or self.of(problem.precision)
+        tuned = self.known(problem.precision) or self.of(problem.precision, problem)
         config = tuned.model.choose(problem, self.refused)
         while config in tuned.unverified:
-            tuned = self._verified(PRECISIONS[problem.precision], tuned, config)
+            tuned = self._verified(tuned, config, problem)
             config = tuned.model.choose(problem, self.refused)
         if config is not None:
             return config
@@ -154,13 +159,13 @@ class Parameters:
             self.use(code, tuned)
         return result
 
-    def _verified(self, precision: Precision, tuned: Tuned, config: Config) -> Tuned:
+    def _verified(self, tuned: Tuned, config: Config, problem: Gemm) -> Tuned:
         """Verify a configuration from a file before its first use, or go on with the others."""
-        store = store_for(self._device.traits)
+        store, precision = store_for(self._device.traits), PRECISIONS[problem.precision]
         with self._lock():
             if config not in tuned.unverified:  # another thread was quicker
                 return self.known(precision.code) or tuned
-            wrong = verification.find_fault(self._device, precision, store, config)
+            wrong = verification.find_fault(self._device, precision, store, config, problem)
             tuned.unverified.discard(config)
             if wrong:
                 verification.warn(self._device, precision, tuned, wrong)
@@ -168,7 +173,7 @@ class Parameters:
                 if tuned.is_default:
                     tuned = self._without_family(precision, tuned, config.family)
                 elif not tuned.configs:
-                    tuned = self._searched(precision, store, reads=False)
+                    tuned = self._searched(precision, store, problem, reads=False)
                 self.use(precision.code, tuned)
         return tuned
 
@@ -180,7 +185,7 @@ class Parameters:
         why = "no other kernel is right here"
         return to_be_verified(defaults_of([LAST_RESORT], self._device.traits, precision, why))
 
-    def _load_or_search(self, precision: Precision) -> Tuned:
+    def _load_or_search(self, precision: Precision, problem: Gemm | None) -> Tuned:
         traits = self._device.traits
         if not settings.tuning_enabled():
             return defaults(traits, precision, "CLGEMM_TUNE=off")
@@ -188,9 +193,11 @@ class Parameters:
             return defaults(traits, precision, "no other family fits this device")
         store = store_for(traits)
         stored = find_stored(store, traits, precision)
-        return stored or self._searched(precision, store, reads=True)
+        return stored or self._searched(precision, store, problem, reads=True)
 
-    def _searched(self, precision: Precision, store: Store, *, reads: bool) -> Tuned:
+    def _searched(
+        self, precision: Precision, store: Store, problem: Gemm | None, *, reads: bool
+    ) -> Tuned:
         """Search, or wait for a process that does and read its result; defaults if both fail."""
         traits = self._device.traits
         what = f"{precision.code}gemm on {traits.describe()}"
@@ -210,11 +217,31 @@ class Parameters:
                     return defaults(traits, precision, f"not tuned: {refusal}")
                 words = "tuning %s for at most %g s; later processes read the result from %s"
                 log.info(words, what, effort.seconds, store.path)
-                return self._search(precision, store, effort)[1]
+                with self._device.programs.building(self._likely(precision, problem, store)):
+                    return self._search(precision, store, effort)[1]
         except (TuningError, OSError) as error:
             level = logging.INFO if ending.explains(error.__cause__) else logging.WARNING
             log.log(level, "tuning %s failed: %s", what, error)
             return to_be_verified(defaults(traits, precision, f"tuning failed: {error}"))
+
+    def _likely(
+        self, precision: Precision, problem: Gemm | None, store: Store
+    ) -> Iterator[KernelSpec]:
+        """Name the kernels of a problem under what a short search is likely to find.
+
+        That is what it tries first.
+        """
+        traits = self._device.traits
+        if problem is None or traits.unified_memory:
+            return  # no other thread builds on the cores on which candidates are timed
+        first = find_starting_points(store, traits, precision)
+        first += [f.default(traits, precision) for f in competitors(traits, precision)]
+        for config in first:
+            family = BY_NAME[config.family]
+            if family.accepts(problem) and family.is_valid(traits, precision, config):
+                steps = family.plan(traits, problem, config).steps
+                yield from (step.kernel for step in steps)
+                return
 
     def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:
         """Search and store what is found."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from clgemm.kernels.family import Config
-    from clgemm.problem import Precision
+    from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
     from clgemm.tuning.measure.verify import Verifier
     from clgemm.tuning.store.lookup import Tuned
@@ -47,10 +47,14 @@ def remember(store: Store, precision: Precision, configs: Iterable[Config]) -> N
     store.change_state(change)
 
 
-def find_fault(device: Device, precision: Precision, store: Store, config: Config) -> str:
+def find_fault(
+    device: Device, precision: Precision, store: Store, config: Config,
+    problem: Gemm | None = None,
+) -> str:  # fmt: skip
     """Say what is wrong with a stored configuration on this device, "" if nothing is.
 
-    What is right is noted in the store.
+    What is right is noted in the store.  With the `problem` that a call waits for it is verified
+    by the kernels of that problem, which are built for it anyway.
     """
     if _note(config, precision) in store.state().verified:
         return ""
@@ -60,19 +64,19 @@ def find_fault(device: Device, precision: Precision, store: Store, config: Confi
     if config in interrupted:
         wrong = _verify_apart(device, precision, store, config)
     else:
-        wrong = _verify(Verifier(device, precision), store, config)
+        wrong = _verify(Verifier(device, precision), store, config, problem)
     if wrong:
         return f"{config}: {wrong}"
     remember(store, precision, [config])
     return ""
 
 
-def _verify(verifier: Verifier, store: Store, config: Config) -> str:
+def _verify(verifier: Verifier, store: Store, config: Config, problem: Gemm | None) -> str:
     candidate = config_as_json(config)
     store.begin(candidate)
     try:
         with opencl_errors.translated_errors(str(config)):
-            return verifier.quick_mismatch(config) or ""
+            return verifier.quick_mismatch(config, problem) or ""
     except (ClgemmError, MemoryError) as error:
         if opencl_errors.is_transient(error.__cause__):
             raise  # it is verified in a later call

@@ -14,6 +14,7 @@ from clgemm.dispatch import engine, multi_device
 from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, describe
 from clgemm.runtime import devices, registry
 from clgemm.runtime.device import Device
+from clgemm.tuning.shapes import Shape
 
 RNG = np.random.default_rng(3)
 
@@ -172,6 +173,15 @@ def test_copies_to_several_devices_must_be_outweighed_by_kernels():
         found = shared(problem, [(far, 0.1, kernels)] * 2)
         assert (found is not None) is helps
         assert shared(problem, [(far, 0.1, kernels), (near, 0.1, kernels)]) is not None
+
+
+def test_what_is_shared_is_predicted_from_kernels_and_copies():
+    """As two H200s took it: seconds of both, of the kernels on one, and of how many."""
+    for code, n, kernels, seen in (("d", 32768, 1.21, 1.10), ("z", 16384, 0.61, 0.52)):
+        found = shared(Shape(n, n, n).problem(code), [(GPU, 1.0, kernels)] * 2)
+        assert found.seconds == pytest.approx(seen, rel=0.25)
+    near = replace(GPU, name="another", unified_memory=True)
+    assert shared(problem_of("s", 2048), [(GPU, 0.1), (near, 0.1)]).seconds is None
 
 
 def test_a_device_without_double_precision_takes_no_part_in_it():

@@ -19,7 +19,7 @@ from clgemm.cli import main
 from clgemm.dispatch import break_even, engine, trial
 from clgemm.dispatch.break_even import BreakEvens
 from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
-from clgemm.dispatch.times import BreakEven, Curve, counts
+from clgemm.dispatch.times import BreakEven, CopiedTimes, Curve, copied_seconds, counts
 from clgemm.host import blas as host_blas
 from clgemm.host import identity, openblas, scipy_blas
 from clgemm.problem import PRECISIONS
@@ -62,6 +62,54 @@ def test_by_size_where_nothing_is_measured(traits):
     assert where(traits, square(limit), "auto") == "host"
     assert where(traits, square(limit + 1), "auto") == "device"
     assert where(traits, square(limit, "c"), "auto") == "device", "four times the work"
+
+
+H200 = replace(
+    GPU, platform="NVIDIA CUDA", vendor="NVIDIA Corporation", name="NVIDIA H200", fp64=True,
+    compute_units=132, compute_capability=(9, 0), max_work_group_size=1024,
+    local_memory=48 << 10,
+)  # fmt: skip
+SEEN = {
+    "s": {256: 0.155, 512: 0.379, 768: 0.766, 1024: 1.05, 1500: 2.14, 2048: 2.7, 4096: 7.6,
+          8192: 19.2, 16384: 83.5, 32768: 412},
+    "d": {256: 0.245, 512: 0.603, 768: 1.07, 1024: 2.2, 1500: 3.0, 2048: 4.6, 16384: 195,
+          32768: 1420},
+}  # fmt: skip
+"""Milliseconds of squares from host to host on an H200 beside 16 cores."""
+
+
+@pytest.mark.parametrize("code", "sd")
+def test_what_is_copied_is_predicted_within_a_fourth(code, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("CLGEMM_SHIPPED", raising=False)
+    store = lookup.store_for(H200)
+    model = lookup.find_stored(store, H200, PRECISIONS[code]).model
+    for n, seen in SEEN[code].items():
+        times = CopiedTimes(model.least_seconds(square(n, code)), 16)
+        assert times.device_seconds(square(n, code)) == pytest.approx(1e-3 * seen, rel=0.25), n
+
+
+def test_where_nothing_is_measured_a_copy_and_the_host_s_cores_decide():
+    def sides(n, code, cores, kernels=2e-5):
+        found = route(H200, square(n, code), "auto", CopiedTimes(kernels, cores))
+        assert found.host_seconds > 0 < found.device_seconds
+        return found.where
+
+    assert sides(512, "s", 16) == sides(512, "d", 16) == "host"
+    assert sides(768, "d", 16) == sides(1000, "s", 16) == sides(512, "c", 16) == "device"
+    assert sides(512, "s", 4) == "device", "of fewer cores a copy takes as long"
+    assert sides(1000, "s", 16, kernels=1.0) == "host", "slow kernels"
+
+
+def test_beyond_what_was_measured_a_copy_is_estimated():
+    measured = ideal()
+    times, largest = CopiedTimes(0.5, 4, measured), max(SHAPES, key=lambda s: counts(s)[2])
+    g = largest.problem("s")
+    assert times.device_seconds(g) == measured.device_seconds(g)
+    assert times.host_seconds(g) == measured.host_seconds(g)
+    larger = square(16384)
+    assert times.device_seconds(larger) == copied_seconds(larger.operand_bytes, 0.5)
+    assert times.host_seconds(larger) == measured.host_seconds(larger)
 
 
 def test_by_wish():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clgemm.errors import BuildError
-from clgemm.kernels import ptx
+from clgemm.kernels import ptx, source
 from clgemm.kernels.family import KernelSpec
 from clgemm.runtime import opencl
 from clgemm.runtime.binaries import Binaries
@@ -51,6 +51,42 @@ def test_a_kernel_says_how_many_of_its_groups_a_unit_holds():
     assert restored.replace(b"\t// begin inline asm\n\t// end inline asm\n", b"", 1) == (
         ptx.retarget(SAMPLE, "sm_90a")
     )
+
+
+MARKED = """\
+inline int one(int x)
+{
+    return x;
+}
+__kernel __attribute__((reqd_work_group_size(32, 1, 1)))
+void two(__global int *x)
+{
+    asm volatile("//@@wgmma.fence.sync.aligned;");
+}
+"""
+
+
+def test_kernels_return_at_once_until_they_are_assembled_again():
+    text = ptx.unassembled(MARKED)
+    assert text.count("ret;") == 1
+    assert 'int *x)\n{\nasm volatile("ret; //@@return"' in text
+    body = b"{\n\t// begin inline asm\n\tret; //@@return\n\t// end inline asm\n"
+    head, tail = SAMPLE.split(b"\n{\n", 1)
+    again = ptx.retarget(head + b"\n" + body + tail, "sm_90a")
+    restored = again.replace(b"\t// begin inline asm\n\t// end inline asm\n", b"", 1)
+    assert restored == ptx.retarget(SAMPLE, "sm_90a")
+
+
+def test_every_kernel_with_marked_instructions_returns_at_once():
+    for name in ("nv_split/gemm.cl", "nv_split/pack.cl", "nv_split/short.cl", "batched/gemm.cl"):
+        text = source.read(name)
+        changed = ptx.unassembled(text + ptx.MARK.decode())
+        assert changed.count("//@@return") == text.count("\n__kernel "), name
+
+
+def test_a_source_without_marked_instructions_stays():
+    text = MARKED.replace("//@@", "")
+    assert ptx.unassembled(text) == text
 
 
 @pytest.mark.parametrize("binary", [b"", b"\x7fELF\x02\x01", SAMPLE.replace(b"//@@", b"")])

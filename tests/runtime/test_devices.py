@@ -81,14 +81,18 @@ def here(monkeypatch):
     def have(found, faults=()):
         faults = dict(faults)
         monkeypatch.setattr(devices, "find", lambda: tuple(found))
-        monkeypatch.setattr(devices, "works", lambda device, _kept=None: faults.get(device, ""))
+
+        def try_out(device, _kept=None):
+            return devices.Trial(faults.get(device, ""))
+
+        monkeypatch.setattr(devices, "try_out", try_out)
 
     return have
 
 
 def test_the_best_device_is_chosen_and_the_reason_given(here):
     here(HERE)
-    (found,), reason = quiet(choose)
+    (found,), reason, _ = quiet(choose)
     assert found.device == "d2"
     assert "GPU" in reason
     here(HERE[:2])
@@ -100,7 +104,7 @@ def test_the_best_device_is_chosen_and_the_reason_given(here):
 def test_a_wish_is_obeyed_and_is_the_reason(here, monkeypatch):
     here(HERE)
     monkeypatch.setenv("CLGEMM_DEVICE", "pocl:0")
-    (found,), reason = quiet(choose)
+    (found,), reason, _ = quiet(choose)
     assert found.device == "d0"
     assert reason == "CLGEMM_DEVICE=pocl:0"
 

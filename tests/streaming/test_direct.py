@@ -19,6 +19,7 @@ from clgemm.runtime import registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import load
 from clgemm.streaming import direct
+from clgemm.streaming.staging import Staging, StagingBuffer
 from clgemm.streaming.stream import StreamedCall
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -40,6 +41,14 @@ def whole(apart, monkeypatch):
     """Give the same where nothing may be divided."""
     monkeypatch.setattr(StreamedCall, "run", lambda _: pytest.fail("it is divided"))
     return apart
+
+
+@pytest.fixture
+def shared(whole, monkeypatch):
+    """Give the same where other threads copy parts of A and B."""
+    monkeypatch.setattr(direct, "SHARED", KB)
+    monkeypatch.setattr(direct, "LEAST_PART", KB)
+    return whole
 
 
 def operands(rng, code="s", m=90, n=80, k=70):
@@ -100,6 +109,98 @@ def test_operands_are_copied_from_where_they_lie(whole, code, beta, rng, monkeyp
     assert all(named["is_blocking"] for *_, named in met)
     assert (len(ups), len(downs)) == (2 + (beta != 0), 1)
     assert engine.of(whole).threads.staging.count == 0
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("code", "sz")
+def test_other_threads_copy_parts_of_what_is_large(shared, code, beta, rng, monkeypatch):
+    """The driver copies one part from where it lies; no other command has NumPy's memory."""
+    met = []
+
+    def note(copy, *what):
+        met.append(what)
+        return copy()
+
+    on_copies(monkeypatch, note)
+    for gaps in (False, True):
+        a, b, c = operands(rng, code)
+        b = np.concatenate([b, b])[: b.shape[0]] if gaps else b
+        a = np.concatenate([a, a], axis=1)[:, : a.shape[1]] if gaps else a.T.copy().T
+        met.clear()
+        check(shared, a, b, c, beta)
+        ups, _ = hosts(met)
+        assert sum(x.nbytes for x in ups) == a.nbytes + b.nbytes + c.nbytes * (beta != 0)
+        pinned = [x for _, x, named in met if not named["is_blocking"]]
+        assert len(pinned) == len(ups) - 1 - (beta != 0)
+        assert sum(x.nbytes for x in pinned) > (a.nbytes + b.nbytes) / 2
+        assert not any(np.shares_memory(x, y) for x in pinned for y in (a, b, c))
+    staging = engine.of(shared).threads.staging
+    assert len(staging._spare) == staging.count > 0
+    engine.of(shared).threads.trim()
+
+
+@pytest.mark.parametrize("turn", [1, 2, 3, 4, 5])
+def test_ctrl_c_while_other_threads_copy_leaves_everything_usable(shared, turn, rng, monkeypatch):
+    a, b, c = operands(rng)
+    check(shared, a, b, c)
+    turns = []
+
+    def interrupted(copy, *_):
+        event = copy()
+        turns.append(event)
+        if len(turns) == turn:
+            raise KeyboardInterrupt
+        return event
+
+    with monkeypatch.context() as patch:
+        on_copies(patch, interrupted)
+        with registry.using(shared), pytest.raises(KeyboardInterrupt):
+            gemm(1.0, a, b, 0.0, c)
+    staging = engine.of(shared).threads.staging
+    assert len(staging._spare) == staging.count, "all was proved to be free"
+    check(shared, a, b, c)
+    engine.of(shared).threads.trim()
+
+
+def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
+    shared, rng, monkeypatch
+):
+    a, b, c = operands(rng)
+    check(shared, a, b, c)
+    staging = engine.of(shared).threads.staging
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(direct, "finish", interrupted)
+        on_copies(patch, interrupted)
+        with registry.using(shared), pytest.raises(KeyboardInterrupt):
+            gemm(1.0, a, b, 0.0, c)
+    assert staging._dropped
+    assert not set(staging._dropped) & set(staging._spare)
+    check(shared, a, b, c)
+    engine.of(shared).threads.trim()
+
+
+def test_without_pinned_memory_the_driver_copies_all(shared, rng, monkeypatch):
+    monkeypatch.setattr(Staging, "lease", lambda *_: None)
+    check(shared, *operands(rng))
+
+
+def test_a_thread_that_cannot_copy_fails_the_call(shared, rng, monkeypatch):
+    a, b, c = operands(rng)
+    before = c.copy()
+
+    def fails(*_):
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingBuffer, "like", fails)
+        with registry.using(shared), pytest.raises(MemoryError):
+            gemm(1.0, a, b, 0.5, c)
+    np.testing.assert_array_equal(c, before)
+    check(shared, a, b, c)
 
 
 def test_what_has_gaps_is_packed_and_what_lies_between_is_left(whole, rng):

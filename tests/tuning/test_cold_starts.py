@@ -29,6 +29,7 @@ folder, mode, others = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4]) - 1
 sys.path.insert(0, sys.argv[3])
 from helpers import CPU, PATIENCE, entry_with
 from clgemm.errors import TuningError
+from clgemm.runtime.programs import Programs
 from clgemm.tuning.store import lookup, store
 from clgemm.tuning import tuner, verification
 
@@ -65,7 +66,7 @@ store.PATIENCE_SECONDS = 0.3 if mode == "hangs" else PATIENCE
 (folder / f"ready{os.getpid()}").touch()
 while not (folder / "go").exists():
     time.sleep(0.005)
-parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+parameters = tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
 print(parameters.of("s").origin, flush=True)
 """
 

@@ -159,6 +159,18 @@ def test_one_cost_less_than_there_are_times_is_told_apart():
     assert found.rates[Costs._fields.index("results")] == 0
 
 
+def test_large_products_are_not_much_faster_than_any_that_was_timed():
+    times = {name: shape.problem("s").flops / 1e12 for name, shape in SHAPES.items()}
+    times["square"] /= 2
+    config = packed()
+    model = Model(CPU, "s", SHAPES, (cost_model.fitted(CPU, "s", SHAPES, config, times),))
+    large = Shape(20000, 20000, 20000).problem("s")
+    assert model.least_seconds(large) >= large.flops / 2e12
+    half = model.least_seconds(large._replace(triangle=1))
+    assert half >= large.flops / 4e12
+    assert Model(CPU, "s", SHAPES, (Variant(config, (), {}),)).least_seconds(large) is None
+
+
 def test_at_a_timed_shape_the_measured_order_counts():
     """Whatever the sums say: here each variant is twice as fast as its sum at one shape."""
     configs = packed(KC=256), packed(KC=512)

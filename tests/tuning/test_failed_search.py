@@ -10,6 +10,7 @@ from helpers import CPU, heard, quiet, square
 from clgemm.errors import ClgemmWarning, NoKernelError, TuningError
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
+from clgemm.runtime.programs import Programs
 from clgemm.tuning import tuner
 
 S = PRECISIONS["s"]
@@ -25,7 +26,7 @@ def parameters(tmp_path, monkeypatch):
     monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setattr(tuner.Parameters, "_search", fail)
-    return tuner.Parameters(SimpleNamespace(traits=CPU))
+    return tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def wrong(monkeypatch):
     """Families that a check finds to be wrong; those that were checked are in `seen`."""
     found = SimpleNamespace(families=set(), seen=[])
 
-    def check(_device, _precision, _store, config):
+    def check(_device, _precision, _store, config, _problem):
         found.seen.append(config.family)
         return f"{config}: wrong" if config.family in found.families else ""
 

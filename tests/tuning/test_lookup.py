@@ -17,6 +17,7 @@ from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.costs import Costs
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import private_files
+from clgemm.runtime.programs import Programs
 from clgemm.traits import fingerprint_of
 from clgemm.tuning import tuner
 from clgemm.tuning.search import search
@@ -147,7 +148,7 @@ def test_what_ships_for_a_device_or_its_architecture_is_used(traits, shipped, mo
         assert "found on this device" in tuned.origin
     assert "kernel source" not in tuned.origin
     monkeypatch.setattr(tuner.Parameters, "_search", None)
-    parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+    parameters = tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
     assert parameters.of("s") == tuned, "without a search"
 
 
@@ -392,7 +393,7 @@ def test_what_somebody_spoilt_makes_no_product_raise(spoil, cache, monkeypatch):
     data["entries"]["gemm.s"]["variants"] = [spoil(as_data(x) | {"rates": {}, "seconds": {}})
                                              for x in (FIRST, SECOND)]  # fmt: skip
     path.write_text(json.dumps(data))
-    parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+    parameters = tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
     for n in (1, 100, 5000):
         assert quiet(lambda n=n: parameters.config_for(square(n))) is not None
     assert parameters.of("s").origin == "defaults of cpu_packed (a search)"
@@ -411,13 +412,13 @@ def test_trouble_that_nobody_thought_of_is_said_once_and_defaults_run(
     write(cache, CPU, FIRST)
     monkeypatch.setattr(store, "_warned", set())
     monkeypatch.setattr(tuner.verification, "find_fault", lambda *_: "")
-    parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+    parameters = tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
     if place == "files":
         monkeypatch.setattr(store.Store, "read", fail)
         with pytest.warns(ClgemmWarning):
             assert parameters.stored("s").origin.startswith("defaults")
         monkeypatch.setattr(store, "_warned", set())
-        parameters = tuner.Parameters(SimpleNamespace(traits=CPU))
+        parameters = tuner.Parameters(SimpleNamespace(traits=CPU, programs=Programs(None, CPU)))
     else:
         assert parameters.of("s").configs == (FIRST,)
         replaced = replace(parameters.of("s"), model=SimpleNamespace(choose=fail, variants=()))

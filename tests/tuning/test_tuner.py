@@ -23,9 +23,10 @@ from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import devices, registry
+from clgemm.runtime.programs import Programs
 from clgemm.tuning import verification
 from clgemm.tuning.cost_model import Model, Variant
-from clgemm.tuning.outcome import Outcome, Task, config_from_json
+from clgemm.tuning.outcome import WHOLE, Outcome, Part, Task, config_from_json
 from clgemm.tuning.search import budget
 from clgemm.tuning.search import search as search_loop
 from clgemm.tuning.shapes import SEARCHED, standard
@@ -66,7 +67,7 @@ def set_clock(monkeypatch, now):
 
 def new_parameters(traits=CPU):
     """Make the parameters of a device that is not here."""
-    return Parameters(SimpleNamespace(traits=traits))
+    return Parameters(SimpleNamespace(traits=traits, programs=Programs(None, traits)))
 
 
 class FakeWorker:
@@ -74,6 +75,7 @@ class FakeWorker:
 
     answer = None
     tried = ()
+    built = ()
     starved = 0.0
 
     def __init__(self, setup, patience_to_start):
@@ -91,7 +93,10 @@ class FakeWorker:
     def learn(self, outcome):
         assert outcome.side == 512
 
-    def ask(self, task, config, patience, *, best, seconds):
+    def ask(self, task, config, patience, *, best=None, seconds=0.0, part=WHOLE):
+        if task.only_builds:
+            self.built.append((config, task, part))
+            return Outcome(config, "ok")
         assert task is Task.MEASURE or best == {}
         assert patience(0.0) <= budget.HANG_SECONDS
         assert (seconds > 0) == task.measures
@@ -121,6 +126,7 @@ def fake(monkeypatch):
     """Replace the workers; by default every candidate is equally good, and all are tried."""
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "90")
     monkeypatch.setattr(FakeWorker, "tried", [])
+    monkeypatch.setattr(FakeWorker, "built", [])
     monkeypatch.setattr(FakeWorker, "answer", staticmethod(lambda config, _task: fine(config)))
     monkeypatch.setattr(search_loop, "Worker", FakeWorker)
     monkeypatch.setattr(verification, "find_fault", lambda *_: "")  # these devices cannot be asked
@@ -497,6 +503,37 @@ def test_a_program_that_is_no_python_starts_no_worker(name, value, words, caplog
     assert set(tuned.configs) == {DEFAULT}
     assert words in tuned.origin
     assert words in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+def test_workers_build_the_first_candidate_for_a_gpu_together(fake, monkeypatch, seconds):
+    """If that took long, nothing else is begun before it is measured."""
+    now = [0.0]
+    set_clock(monkeypatch, now)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 16)
+
+    def answer(config, _task):
+        now[0] += 0.001
+        return fine(config)
+
+    def build(self, ask):
+        now[0] += seconds
+        real(self, ask)
+
+    real = pool.WorkerPool.build
+    monkeypatch.setattr(pool.WorkerPool, "build", build)
+    monkeypatch.setattr(fake, "answer", staticmethod(answer))
+    monkeypatch.setattr(devices, "find", lambda: (devices.Found(None, HOPPER),))
+    new_parameters(HOPPER).of("s")
+    first = fake.built[0][0]
+    assert sorted(x for x in fake.built if x[1] is Task.BUILD) == sorted(
+        (first, Task.BUILD, Part(number, 4)) for number in range(4)
+    )
+    tasks = [task for _, task in fake.tried]
+    assert (first, Task.VERIFY) in fake.tried
+    before = tasks.index(Task.MEASURE)
+    assert (before == 1) == (seconds > 0)
+    assert any(task is Task.BUILD_FINALIST for _, task, _ in fake.built) == (seconds > 0)
 
 
 def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):

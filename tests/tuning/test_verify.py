@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from helpers import GPU
 
-from clgemm.problem import PRECISIONS
+from clgemm.kernels import BY_NAME
+from clgemm.problem import HERMITIAN, PRECISIONS, describe
 from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure import verify
 from clgemm.tuning.outcome import Setup, Task
+from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 from clgemm.tuning.workers import main
 
 S = PRECISIONS["s"]
 SETUP = Setup(0, "", "s")
+HOPPER = replace(GPU, compute_units=132, compute_capability=(9, 0), fp64=True,
+                 local_memory=48 << 10, max_work_group_size=1024)  # fmt: skip
 
 
 @pytest.fixture
@@ -27,6 +34,54 @@ def test_verifying_passes_what_is_right(device, code):
     config = lookup.defaults(device.traits, precision, "").configs[0]
     assert verify.Verifier(device, precision).mismatch(config, finalist=False) is None
     assert verify.Verifier(device, precision).quick_mismatch(config) is None
+
+
+@pytest.mark.parametrize("code", "sz")
+def test_what_a_call_waits_for_is_verified_by_its_own_kernels(device, code, monkeypatch):
+    precision = PRECISIONS[code]
+    config = lookup.defaults(device.traits, precision, "").configs[0]
+    problem = Shape(200, 301, 700, 1, True, False).problem(code)
+    if not BY_NAME[config.family].accepts(problem):
+        problem = problem._replace(m=640, n=640)
+    own = BY_NAME[config.family].plan(device.traits, problem.dense(), config).steps
+    built, real = [], verify.planned
+
+    def planned(*arguments):
+        found = real(*arguments)
+        built.extend((found[0], step.kernel) for step in found[1].steps)
+        return found
+
+    monkeypatch.setattr(verify, "planned", planned)
+    assert verify.Verifier(device, precision).quick_mismatch(config, problem.dense()) is None
+    assert {kernel for _, kernel in built} <= {step.kernel for step in own}
+    assert {g.reads_c for g, _ in built} == {False, True}
+    assert all(g.flops <= problem.flops for g, _ in built)
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("s", Shape(4000, 4000, 3000).problem("s")),
+        ("s", Shape(2049, 3001, 999, 1, True, True).problem("s")),
+        ("d", Shape(2048, 1024, 2048).problem("d")),
+        ("z", Shape(700, 300, 500).problem("z")._replace(trans_a=True, conj_a=True, lda=500)),
+        ("c", Shape(640, 640, 900).problem("c")._replace(trans_b=True, conj_b=True, ldb=640,
+                                                         triangle=HERMITIAN)),
+    ],
+)  # fmt: skip
+def test_a_smaller_product_takes_no_other_kernels(code, problem):
+    for family in lookup.competitors(HOPPER, PRECISIONS[code]):
+        config = family.default(HOPPER, PRECISIONS[code])
+        kernels = {step.kernel for step in family.plan(HOPPER, problem, config).steps}
+        g = verify.alike(HOPPER, problem, config)
+        assert g is not None
+        assert {step.kernel for step in family.plan(HOPPER, g, config).steps} <= kernels
+        assert g.flops <= problem.flops
+        assert family.accepts(g)
+        a, b = verify.operands_of(np.random.default_rng(1), PRECISIONS[code], g)
+        c = np.zeros((g.n, g.m), a.data.dtype).T
+        same = describe(a, b, c, reads_c=False, is_gram=g.triangle > 0)
+        assert same.dense() == g
 
 
 def ruin_one_element(c, _beta):

@@ -140,7 +140,7 @@ def test_what_one_worker_found_all_know():
 
 
 def test_how_many_workers_there_are_follows_the_cores(monkeypatch):
-    for cores, on_cpu, on_gpu in ((1, 1, 1), (2, 2, 1), (3, 3, 1), (16, 4, 2), (64, 4, 4)):
+    for cores, on_cpu, on_gpu in ((1, 1, 1), (2, 2, 1), (3, 3, 1), (16, 4, 4), (64, 4, 4)):
         monkeypatch.setattr(pool, "usable_cores", lambda cores=cores: cores)
         assert pool.size(CPU) == on_cpu
         assert pool.size(replace(GPU)) == on_gpu

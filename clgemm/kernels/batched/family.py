@@ -24,8 +24,8 @@ MOST_EXTENT = 64  # of m and n: what one work-group computes
 MOST_BESIDE_DMMA = 31  # where double precision has tensor cores: nv_dmma is faster from 32 on
 MOST_DEPTH = 256  # of k
 MOST_MICRO_BYTES = 512  # accumulators beyond this spill to memory
-LARGEST_ROWS = {"s": 8}  # of a micro-tile, if not 4: more rows are fewer reads of local memory
-RESIDENT = {"z": 384}  # if not 512: a micro-tile of 4 x 4 of them needs more than 128 registers
+LARGEST_ROWS = {"s": 8, "c": 8}  # of a micro-tile, if not 4: fewer reads of local memory
+RESIDENT = {"c": 256, "z": 384}  # if not 512: so many registers their micro-tiles need
 
 
 class Batched(KernelFamily):

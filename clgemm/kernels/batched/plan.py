@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_EXTENT = 64  # of a macro-tile
 FEW_ITEMS = 64  # of a work-group: entries that need fewer share one
 LANES = 32  # work-items that run together
+MOST_RESIDENT = 512  # work-items of a compute unit at a time, if its parameter says no more
 LEAST_TURNS = 3  # bundles of a work-group, if not one: with two, many would wait for few
 LEAST_GROUPS = 2  # work-groups a compute unit, at the least, where entries could share one
 
@@ -123,8 +124,11 @@ class Cut:
 
     @property
     def _resident(self) -> int:
-        """Work-groups of a compute unit that run at a time."""
-        return max(1, self.config["RESIDENT"] // (self._tile.items * self._entries_and_depth[0]))
+        """Work-groups of a compute unit that run at a time; more of them if micro-tiles are cut."""
+        tile, most = self._tile, self.config["RESIDENT"]
+        cut = self.config["MR"] * self.config["NR"] // (tile.mr * tile.nr)
+        most = max(most, min(most * cut, MOST_RESIDENT))
+        return max(1, most // (tile.items * self._entries_and_depth[0]))
 
     @cached_property
     def _target(self) -> str:

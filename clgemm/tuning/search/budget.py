@@ -97,14 +97,14 @@ class Budget:
         What there must be for a search to have a result may go beyond its end: a candidate that is
         measured, and one that passed as a finalist.
         """
-        if task is Task.VERIFY:
+        if task in {Task.BUILD, Task.VERIFY}:
             return self._patience_to_verify(family, waited)
         most, end = HANG_SECONDS, self.left()
         if task is Task.MEASURE and self._measuring:
             most = self._usual(max(self._measuring), waited)
         elif task is Task.MEASURE:
             end = max(end, FIRST_SECONDS - waited)
-        elif task is Task.VERIFY_FINALIST and not self._has_winner:
+        elif task in {Task.BUILD_FINALIST, Task.VERIFY_FINALIST} and not self._has_winner:
             usual = max(FIRST_SECONDS, 2 * max(self._verifying.get(family, [0.0])))
             end = max(end, usual - waited)
         return min(most - waited, end)

@@ -1,7 +1,10 @@
 """One search: candidates in order, each in a worker; the finalists among them are compared.
 
 A few workers build candidates and verify them side by side, ahead of being measured: so builds use
-all cores, and what is broken is known early.  Then one worker measures them, alone.  Whatever a
+all cores, and what is broken is known early.  Then one worker measures them, alone.  On GPUs, of
+which a candidate has many kernels, the workers build those of the first one together; if that took
+long, as on a driver that has compiled nothing yet, no other is begun before it is measured.
+Whatever a
 candidate does to its worker costs that candidate and nothing else.  What took a process down stays
 in the store's journal, so it is never tried again on that device and driver.
 """
@@ -22,7 +25,7 @@ from typing import TYPE_CHECKING
 from clgemm.errors import TuningError
 from clgemm.runtime import devices
 from clgemm.tuning import cost_model, shapes
-from clgemm.tuning.outcome import Outcome, Setup, Task, config_as_json
+from clgemm.tuning.outcome import Outcome, Part, Setup, Task, config_as_json
 from clgemm.tuning.results import Effort, Result
 from clgemm.tuning.search.budget import FINAL_SHARE, Budget
 from clgemm.tuning.search.candidates import Candidates, Proposal
@@ -47,6 +50,7 @@ TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each shape is timed for, by eff
 SAMPLE_SHARE = 0.3  # of the time that is left, spent on the sample
 LARGEST_BRACKET = 64
 AHEAD = 6  # candidates that are verified before one of them is measured
+SLOW_SHARE = 0.15  # of the budget, in which the workers together build a candidate
 FINALISTS, ROUNDS = 6, 3
 MOST_FAILURES = 8  # of finalists, before the search gives up
 
@@ -84,6 +88,10 @@ class Search:
         self._outcomes: list[Outcome] = []
         self._verified: dict[Config, None] = {}
         self._measured: set[Config] = set()
+        self._is_slow = False
+        """Whether builds are slow for this budget: then all workers are for one candidate."""
+        self._built = 0.0
+        """Seconds that all workers together took to build the first candidate."""
         self._side = 0
         for outcome in ruled_out(store, traits, precision).values():
             self._report(outcome)
@@ -152,8 +160,12 @@ class Search:
         if config in self._verified:
             return
         budget = self._budget
+        if not (self._verified or self._traits.unified_memory):
+            self._is_slow = self._build(Task.BUILD, config)
         end = budget.passed() + SAMPLE_SHARE * budget.left()
-        ahead = (c for c in self._candidates.ahead() if c not in self._verified)
+        is_alone = self._is_slow and not self._verified
+        likely = () if is_alone else self._candidates.ahead()
+        ahead = (c for c in likely if c not in self._verified)
         for outcome in self._pool.each(
             dict.fromkeys((config, *itertools.islice(ahead, AHEAD))),
             partial(self._ask, Task.VERIFY),
@@ -163,6 +175,21 @@ class Search:
                 self._verified[outcome.config] = None
             else:
                 self._report(outcome)
+        if is_alone and self._verified:  # what another one would take
+            budget.note(Task.VERIFY, config.family, self._built)
+
+    def _build(self, task: Task, config: Config) -> bool:
+        """Build a candidate's kernels, a part in each worker; tell whether that was slow."""
+        patience = partial(self._budget.patience, task, config.family)
+
+        def ask(worker: Worker, part: Part) -> Outcome:
+            return worker.ask(task, config, patience, part=part)
+
+        begun = time.monotonic()
+        self._pool.build(ask)
+        took = time.monotonic() - begun
+        self._built = self._built or took * self._pool.size
+        return took > SLOW_SHARE * self._budget.seconds
 
     def _measure(self, proposal: Proposal) -> None:
         measuring = self._pool.measuring
@@ -207,6 +234,8 @@ class Search:
         """Verify finalists side by side, as many as there is time for; return what they took."""
         kept, failed = FINAL_SHARE * self._budget.seconds, 0
         while failed < MOST_FAILURES and (finalists := self._candidates.finalists(FINALISTS)):
+            if self._is_slow:
+                self._build(Task.BUILD_FINALIST, finalists[0])
             outcomes = self._pool.each(
                 finalists,
                 partial(self._ask, Task.VERIFY_FINALIST),

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import BuildError, ClgemmError
+from clgemm.kernels import source
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, opencl_errors, registry
 from clgemm.runtime.binaries import Binaries, kept_for
 from clgemm.tuning.measure.measure import Measurements, WrongResultError
 from clgemm.tuning.measure.verify import Verifier
-from clgemm.tuning.outcome import Outcome, Setup, Task, config_from_json
+from clgemm.tuning.outcome import WHOLE, Outcome, Part, Setup, Task, config_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -42,14 +43,17 @@ class Tester:
         self._verifier = Verifier(device, PRECISIONS[setup.precision])
 
     def test(
-        self, task: Task, config: Config, best: Mapping[str, float], seconds: float, side: int = 0
-    ) -> Outcome:
+        self, task: Task, config: Config, best: Mapping[str, float], seconds: float, side: int = 0,
+        part: Iterable[int] = WHOLE,
+    ) -> Outcome:  # fmt: skip
         """Do what `pool.Worker.ask` asks for, at sizes that any worker has found by now."""
         self._measurements.side = self._measurements.side or side
         final, times = task.is_final, dict[str, "Timing"]()
         try:
             with opencl_errors.translated_errors(str(config)):
-                if task.measures:
+                if task.only_builds:
+                    self._build(config, Part(*part), finalist=final)
+                elif task.measures:
                     times = self._measurements.measure(config, best, seconds, finalist=final)
                 elif mismatch := self._mismatch(config, finalist=final):
                     return Outcome(config, "wrong", mismatch)
@@ -69,14 +73,21 @@ class Tester:
             self._measurements.stopwatch.clock,
         )
 
-    def _mismatch(self, config: Config, *, finalist: bool) -> str | None:
-        """Build and verify a candidate; return what is wrong."""
-        kernels = [*self._verifier.kernels(config, finalist=finalist)]
+    def _build(self, config: Config, part: Part, *, finalist: bool) -> None:
+        """Build a part of what `_mismatch` takes, and make operands to measure it with."""
+        kernels = set(self._verifier.kernels(config, finalist=finalist))
         if not finalist:
-            kernels += self._measurements.kernels(config, finalist=False)
-        with self._device.programs.building(kernels):
+            kernels.update(self._measurements.kernels(config, finalist=False))
+        # By their lengths, so that parts are alike, in every process; the worker that makes
+        # operands as well has the smallest.
+        ordered = sorted(kernels, key=lambda spec: (-len(source.text(spec)), spec))
+        with self._device.programs.building(ordered[part.of - 1 - part.number :: part.of]):
             if self._makes_operands and not finalist:
                 self._measurements.make_operands(config)
+
+    def _mismatch(self, config: Config, *, finalist: bool) -> str | None:
+        """Build and verify a candidate; return what is wrong."""
+        self._build(config, WHOLE, finalist=finalist)
         mismatch = self._verifier.mismatch(config, finalist=finalist)
         if finalist and not mismatch:
             self._keep(config)

@@ -26,7 +26,7 @@ from clgemm.errors import TuningError
 from clgemm.runtime.interrupt import until_done
 from clgemm.runtime.processor import starved_seconds, thread_times, usable_cores
 from clgemm.runtime.reentry import entry
-from clgemm.tuning.outcome import Outcome, Task, config_as_json
+from clgemm.tuning.outcome import WHOLE, Outcome, Part, Task, config_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST = 4  # workers: each has a context on the device and starts in a few tenths of a second
-GPU_BUILDS = 6  # programs that a candidate for a GPU is made of, built at a time
+GPU_BUILDS = 3  # of a candidate for a GPU at a time, as far as a driver builds side by side
 LOOK_SECONDS = 0.05  # between looks at whether anybody still waits, or may go on
 END_SECONDS = 5.0  # that a worker is waited for which says no more, or was killed
 STDERR_TAIL = 400  # characters of a dead worker's last words that are kept
@@ -113,6 +113,7 @@ class Worker:
         *,
         best: Mapping[str, float] | None = None,
         seconds: float = 0.0,
+        part: Part = WHOLE,
     ) -> Outcome:
         """Let the worker do something with a candidate; start it if there is none.
 
@@ -125,6 +126,8 @@ class Worker:
             Seconds of the best so far by shape; what is much slower is not timed to the end.
         seconds : float
             How long to time each shape.
+        part : Part
+            Of the kernels, which to build if nothing else is to be done.
 
         Returns
         -------
@@ -133,7 +136,7 @@ class Worker:
         """
         order = {
             "task": task.value, "config": config_as_json(config), "best": dict(best or {}),
-            "seconds": seconds, "side": self._setup.side,
+            "seconds": seconds, "side": self._setup.side, "part": part,
         }  # fmt: skip
         self.start()
         try:
@@ -280,6 +283,11 @@ class WorkerPool:
             worker.stop()
 
     @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    @property
     def measuring(self) -> Worker:
         """The worker that measures."""
         return self._workers[0]
@@ -314,6 +322,29 @@ class WorkerPool:
         """Let all workers know what the first one found out when it measured a candidate."""
         for worker in self._workers:
             worker.learn(outcome)
+
+    def build(self, ask: Callable[[Worker, Part], Outcome]) -> None:
+        """Have each worker build a part of the same candidate's kernels.
+
+        A driver that has one compiler a process builds them side by side so, and what it or clgemm
+        keeps on disk is there for who needs the whole.  What does not build is left for that one.
+        """
+        count = len(self._workers)
+        parts = [(worker, Part(i, count)) for i, worker in enumerate(self._workers)]
+        running = [self._submit(ask, worker, part) for worker, part in parts]
+        self._finish(running)
+
+    def _finish(self, running: Sequence[Future[Outcome]]) -> None:
+        """Wait; end at once what runs if that is interrupted."""
+        try:
+            until_done(running)
+        except BaseException:
+            self._drop(dropped=True)
+            wait(running)
+            self._drop(dropped=False)
+            raise
+        for done in running:
+            done.result()
 
     def each(
         self, configs: Iterable[Config], ask: Ask, go_on: Callable[[bool], bool]
