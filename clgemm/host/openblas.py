@@ -21,6 +21,8 @@ _NUMPY = ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath")
 _SCIPY = ("scipy.linalg._fblas",)
 _MOST = re.compile(r"MAX_THREADS=(\d+)")
 
+STARTED = "blas_server_avail"
+
 
 class OpenBlas(NamedTuple):
     """An OpenBLAS that some extension module is linked with."""
@@ -37,6 +39,8 @@ class OpenBlas(NamedTuple):
     """How many threads it uses now, the caller's among them."""
     use_threads: Callable[[int], object]
     """Changes that."""
+    started: ctypes.c_int
+    """0 while it has no threads: none has started yet, or all were ended."""
 
     @property
     def most(self) -> int:
@@ -62,9 +66,17 @@ def behind(extension: Any) -> OpenBlas | None:
         core.restype = config.restype = ctypes.c_char_p
         use_threads.restype = None
         return OpenBlas(
-            library, core().decode(), config().decode(), int(parallel()), threads, use_threads
-        )
+            library, core().decode(), config().decode(), int(parallel()), threads, use_threads,
+            _started(library),
+        )  # fmt: skip
     return None
+
+
+def _started(library: ctypes.PyDLL) -> ctypes.c_int:
+    try:
+        return ctypes.c_int.in_dll(library, STARTED)
+    except ValueError:  # it does not tell
+        return ctypes.c_int(1)
 
 
 def of_numpy() -> OpenBlas | None:

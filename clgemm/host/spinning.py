@@ -12,7 +12,6 @@ that spins for a short time, sleeps and is woken may wait for 10 ms until it has
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import sys
 import threading
@@ -36,7 +35,6 @@ LONG_SECONDS = 3e-4
 LONG_FLOPS = 5e7
 """The same for each core, where no time is predicted."""
 ENTRY = "blas_thread_shutdown_"
-STARTED = "blas_server_avail"
 _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
 _thread = threading.local()
@@ -73,21 +71,13 @@ def end() -> bool:
     if getattr(_thread, "keeps", False):
         return ended
     for library in (openblas.of_numpy(), openblas.of_scipy()):
-        if library is None or why_not(library) is not None:
+        if library is None or not library.started.value or why_not(library) is not None:
             continue
         if library.threads() > processor.usable_cores():
             continue  # threads that are started later would have these cores alone for ever
-        if _has_threads(library) and _end_if_alone(library):
+        if _end_if_alone(library):
             ended = True
     return ended
-
-
-def _has_threads(library: OpenBlas) -> bool:
-    """Tell whether a library has started threads and not ended them."""
-    try:
-        return ctypes.c_int.in_dll(library.library, STARTED).value != 0
-    except ValueError:
-        return True
 
 
 def state(library: OpenBlas | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ def fake(monkeypatch):
     """Give NumPy a library that says what a test wants."""
 
     def make(count, config=""):
-        library = openblas.OpenBlas(None, "X", config, 1, lambda: count, None)
+        library = openblas.OpenBlas(None, "X", config, 1, lambda: count, None, ctypes.c_int(1))
         monkeypatch.setattr(openblas, "of_numpy", lambda: library)
         monkeypatch.setattr(processor, "usable_cores", lambda: 128)
         monkeypatch.setattr(threads, "_quota", lambda: sys.maxsize)
