@@ -14,7 +14,9 @@ from __future__ import annotations
 import importlib
 import logging  # noqa: F401 - registers what waits for its own lock, before it is done here
 import os
+import sys
 import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +31,40 @@ _fork = threading.local()
 
 
 def lazy_import(name: str) -> ModuleType:
-    """Import a module and return it; no thread forks meanwhile."""
+    """Import a module and return it; no thread forks meanwhile.
+
+    A signal handler that needs the module as well, in the midst of the import, would get half of
+    it.  Handlers run in the main thread, so another one imports, for which the handler can wait.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if name in sys.modules or not in_main or _is_begun(name.partition(".")[0]):
+        return _import(name)
+    found: Future[ModuleType] = Future()
+    try:
+        threading.Thread(target=_import_into, args=(found, name), name=f"import {name}").start()
+    except RuntimeError:  # there are too many, or the program ends
+        return _import(name)
+    return found.result()
+
+
+def _is_begun(package: str) -> bool:
+    """Tell whether some module of a package is being imported now.
+
+    By this very thread, perhaps: another one would wait for it.
+    """
+    modules = [x for name, x in list(sys.modules.items()) if name.partition(".")[0] == package]
+    specs = (getattr(module, "__spec__", None) for module in modules)
+    return any(getattr(spec, "_initializing", False) for spec in specs)
+
+
+def _import_into(found: Future[ModuleType], name: str) -> None:
+    try:
+        found.set_result(_import(name))
+    except BaseException as error:  # noqa: BLE001 - it is raised where the module was asked for
+        found.set_exception(error)
+
+
+def _import(name: str) -> ModuleType:
     with importing:
         return importlib.import_module(name)
 
