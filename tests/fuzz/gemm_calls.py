@@ -185,6 +185,9 @@ def written(call: GemmCall, by_name: Mapping[str, Any]) -> tuple[tuple[Any, ...]
             break
         positional.append(keywords.pop(name))
     if call.mistake == "unknown":
+        # Alone: SciPy's wrappers convert overwrite_c before they look for names they do not know.
+        positional = positional[: NAMES.index("overwrite_c")]
+        keywords.pop("overwrite_c", None)
         keywords["transa"] = 1
     elif call.mistake == "twice" and positional:
         keywords["alpha"] = 1.0
