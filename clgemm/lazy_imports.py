@@ -11,6 +11,7 @@ be in the way; hence a fork waits for `PATIENCE` at most.
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import logging  # noqa: F401 - registers what waits for its own lock, before it is done here
 import os
@@ -31,19 +32,26 @@ _fork = threading.local()
 
 
 def lazy_import(name: str) -> ModuleType:
-    """Import a module and return it; no thread forks meanwhile.
+    """Import a module and return it; no thread forks meanwhile."""
+    with importing:
+        return importlib.import_module(name)
 
-    A signal handler that needs the module as well, in the midst of the import, would get half of
-    it.  Handlers run in the main thread, so another one imports, for which the handler can wait.
+
+def lazy_import_apart(name: str) -> ModuleType:
+    """Import a module as a whole, for signal handlers too, and return it.
+
+    A handler that needs the module as well, in the midst of the import, would get half of it.
+    Handlers run in the main thread, so another one imports, for which the handler can wait.  It is
+    none of `threading`: a trace function that multiplies there would wait for the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if name in sys.modules or not in_main or _is_begun(name.partition(".")[0]):
-        return _import(name)
+        return lazy_import(name)
     found: Future[ModuleType] = Future()
     try:
-        threading.Thread(target=_import_into, args=(found, name), name=f"import {name}").start()
+        _thread.start_new_thread(_import_into, (found, name))
     except RuntimeError:  # there are too many, or the program ends
-        return _import(name)
+        return lazy_import(name)
     return found.result()
 
 
@@ -59,14 +67,9 @@ def _is_begun(package: str) -> bool:
 
 def _import_into(found: Future[ModuleType], name: str) -> None:
     try:
-        found.set_result(_import(name))
+        found.set_result(lazy_import(name))
     except BaseException as error:  # noqa: BLE001 - it is raised where the module was asked for
         found.set_exception(error)
-
-
-def _import(name: str) -> ModuleType:
-    with importing:
-        return importlib.import_module(name)
 
 
 def _before_fork() -> None:

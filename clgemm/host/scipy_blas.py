@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.lazy_imports import lazy_import
+from clgemm.lazy_imports import lazy_import, lazy_import_apart
 from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _NAME = "scipy.linalg.blas"
 @functools.cache
 def module() -> ModuleType:
     """Return `scipy.linalg.blas`; threads that ask for it at once wait for one import."""
-    return lazy_import(_NAME)
+    return lazy_import_apart(_NAME)
 
 
 def is_loaded() -> bool:

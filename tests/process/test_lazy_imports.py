@@ -11,7 +11,7 @@ import pytest
 from helpers import PATIENCE, run_python
 
 from clgemm import lazy_imports
-from clgemm.lazy_imports import lazy_import
+from clgemm.lazy_imports import lazy_import_apart
 
 SLOW = """
 import time
@@ -22,15 +22,19 @@ whole = True
 """
 FINDS_HALF = """
 import signal, sys
-from clgemm.lazy_imports import lazy_import
+from clgemm.lazy_imports import lazy_import_apart
 seen = []
 def handler(*_):
     signal.setitimer(signal.ITIMER_REAL, 0)
-    seen.append(lazy_import("slow.part").whole)
+    seen.append(lazy_import_apart("slow.part").whole)
 signal.signal(signal.SIGALRM, handler)
 signal.setitimer(signal.ITIMER_REAL, 0.1)
-assert lazy_import("slow.part").whole
+assert lazy_import_apart("slow.part").whole
 assert seen == [True]
+"""
+CALLER = """
+from clgemm.lazy_imports import lazy_import_apart
+part = lazy_import_apart("slow.part")
 """
 CALLED_BY_ITS_OWN_IMPORT = """
 import slow.caller
@@ -45,8 +49,7 @@ def slow(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "part.py").write_text(SLOW)
-    caller = "from clgemm.lazy_imports import lazy_import\npart = lazy_import('slow.part')\n"
-    (package / "caller.py").write_text(caller)
+    (package / "caller.py").write_text(CALLER)
     (package / "broken.py").write_text("raise ArithmeticError('on purpose')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
@@ -64,16 +67,16 @@ def test_nobody_gets_half_a_module_and_nobody_waits_for_itself(slow, program):
 @pytest.mark.usefixtures("slow")
 def test_its_errors_are_raised():
     with pytest.raises(ArithmeticError, match="on purpose"):
-        lazy_import("slow.broken")
+        lazy_import_apart("slow.broken")
 
 
 @pytest.mark.usefixtures("slow")
 def test_it_needs_no_thread(monkeypatch):
-    def fails(_self):
+    def fails(*_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(lazy_imports.threading.Thread, "start", fails)
+    monkeypatch.setattr(lazy_imports._thread, "start_new_thread", fails)
     assert threading.current_thread() is threading.main_thread()
     assert "slow.part" not in sys.modules
-    assert lazy_import("slow.part") is import_module("slow.part")
+    assert lazy_import_apart("slow.part") is import_module("slow.part")
     monkeypatch.delitem(sys.modules, "slow.part")
