@@ -26,7 +26,7 @@ FULL_FACTOR = 20.0  # times the budget that a search with CLGEMM_TUNE=full may t
 TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
-HOST_SPINS = ("end", "keep")
+HOST_SPINS = ("stop", "keep")
 DEFAULT_STAGING_MB = 112.0
 
 
@@ -207,9 +207,9 @@ def splits_fp32() -> bool:
     return modes().fp32 != "fma"
 
 
-def ends_spinning() -> bool:
+def stops_spinning() -> bool:
     """``CLGEMM_HOST_SPIN``: "keep" leaves idle threads of NumPy's OpenBLAS spinning as they do."""
-    return _choice("CLGEMM_HOST_SPIN", HOST_SPINS) == "end"
+    return _choice("CLGEMM_HOST_SPIN", HOST_SPINS) == "stop"
 
 
 def cache_dir() -> Path:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from helpers import PATIENCE
 
-from clgemm.interpose import stub
 from clgemm.interpose.entries import Entry
 from clgemm.problem import address_of
+from clgemm.runtime import machine_code
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
-WHY_NOT = stub.why_not() or (None if COMPILER else "there is no C compiler")
+WHY_NOT = machine_code.why_not() or (None if COMPILER else "there is no C compiler")
 needs_compiler = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 
 # A gemm that counts its calls and computes as a textbook does: C is not read if beta is 0.

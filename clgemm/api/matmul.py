@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
-_NDARRAY, _numpys = np.ndarray, host_blas.matmul
+_NDARRAY, _numpys, _chooses = np.ndarray, host_blas.matmul, chooses_route
+_LEAST, _MOST = small.LEAST, small.MOST
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
 than finding out that it is one tall matrix."""
@@ -102,7 +103,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
             # Every check costs a small product a twentieth of its time, and a tenth after others.
             if x1.ndim == 2 == x2.ndim:
                 k, n = x2.shape
-                if x1.size * n <= small.MOST.get(x1.dtype, 0) and k > 1 and chooses_route():
+                count = x1.size * n
+                if (count <= _LEAST or count <= _MOST.get(x1.dtype, 0)) and k > 1 and _chooses():
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 first, then = repeated.matmul, small.matmul
             else:

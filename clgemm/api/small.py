@@ -15,7 +15,7 @@ from clgemm import settings
 from clgemm.api import repeated
 from clgemm.dispatch.explanation import unmeasured
 from clgemm.dispatch.integers import MOST_SMALL
-from clgemm.dispatch.route import SMALL_FLOPS
+from clgemm.dispatch.route import SMALL_FLOPS, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, ELEMENT_OF, INTEGER_DTYPES
@@ -34,10 +34,20 @@ class _Routines(dict[np.dtype[Any], Any]):
 
 
 _ROUTINES = _Routines()
-MOST = {dtype: SMALL_FLOPS // (2 * p.multiplications) for dtype, p in BY_DTYPE.items()} | (
-    dict.fromkeys(INTEGER_DTYPES, MOST_SMALL)
-)
+
+
+def _most(flops: int) -> dict[np.dtype[Any], int]:
+    return {dtype: flops // (2 * p.multiplications) for dtype, p in BY_DTYPE.items()} | (
+        dict.fromkeys(INTEGER_DTYPES, MOST_SMALL)
+    )
+
+
+MOST = _most(SMALL_FLOPS)
 """m * n * k up to which a product is small: a complex multiplication counts four times."""
+_MOST_STACKED = _most(SMALL_STACK)
+"""The same for stacks, and for products with vectors."""
+LEAST = min(MOST.values())
+"""Up to which a product is small, whatever its type."""
 _WHY = "it is small"
 _FLAGS = (0, 1, 2)
 _MATRIX = 2  # axes
@@ -90,14 +100,15 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
     if type(a) is not _NDARRAY or type(b) is not _NDARRAY:
         return None
     dtype = a.dtype
-    most = MOST.get(dtype)
+    is_plain = a.ndim == _MATRIX == b.ndim
+    most = (MOST if is_plain else _MOST_STACKED).get(dtype)
     if (
         most is None
         or (b.dtype is not dtype and b.dtype != dtype)
         or (out is not None and type(out) is not _NDARRAY)
     ):
         return None
-    product = a.size * b.shape[1] if a.ndim == _MATRIX == b.ndim else repeated.multiplications(a, b)
+    product = a.size * b.shape[1] if is_plain else repeated.multiplications(a, b)
     if not product or product > most or not settings.chooses_route():
         return None
     if log.isEnabledFor(logging.DEBUG):

@@ -11,7 +11,7 @@ from clgemm import settings
 from clgemm.api.arguments import is_device_array
 from clgemm.api.matmul import matmul
 from clgemm.dispatch import engine as engines
-from clgemm.dispatch.route import SMALL_FLOPS
+from clgemm.dispatch.route import is_small
 from clgemm.problem import AS_GIVEN, BY_DTYPE
 
 if TYPE_CHECKING:
@@ -129,4 +129,4 @@ def _chosen_for(x: Any, y: Any) -> Precision | None:
     if precision is None or min(m, n) <= 1:
         return None
     flops = 2 * precision.multiplications * stack * m * n * x.shape[-1]
-    return precision if flops > SMALL_FLOPS else None
+    return None if is_small(flops, stack) else precision

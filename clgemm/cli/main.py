@@ -22,10 +22,9 @@ from clgemm.dispatch import engine as engines
 from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import openblas, scipy_blas, spinning, threads
-from clgemm.interpose import stub
 from clgemm.kernels import FAMILIES
 from clgemm.problem import INTEGERS, PRECISIONS, Precision
-from clgemm.runtime import devices, registry
+from clgemm.runtime import devices, machine_code, registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.verify import random_matrix
 from clgemm.tuning.store import lookup
@@ -81,7 +80,7 @@ def _host() -> str:
         lines = [f"NumPy's BLAS: OpenBLAS, {library.core} kernels, {library.threads()} threads"]
     lines.append(f"its idle threads {spinning.state(library)}")
     lines.append(f"cores that a CPU device may use now: {threads.limit()}")
-    why_not = stub.why_not()
+    why_not = machine_code.why_not()
     lines.append(f"interposition: {'possible' if why_not is None else f'not possible: {why_not}'}")
     return "\n".join(lines)
 

@@ -91,7 +91,7 @@ class Decision(NamedTuple):
     problem: Gemm
     route: Route
     lasts: bool = True
-    """Whether it takes so long that threads which spin beside it are ended before."""
+    """Whether it takes so long that threads which spin beside it are stopped."""
     copied: tuple[str, ...] = ()
     """Operands that no BLAS can express where they lie: copied first, then decided on again."""
 
@@ -186,11 +186,13 @@ class Engine:
             raise translated(error, where) from error
 
     def _run(self, runner: Runner, call: Call, *, lasts: bool) -> None:
-        """Compute on the device; what lasts has the host's cores, and others have them then."""
-        ended = lasts and spinning.end()
-        runner.run(call)
-        if ended and self.device.worker_threads is not None:
-            self.device.worker_threads.join_core()
+        """Compute on the device; what lasts has the host's cores for itself."""
+        parked = lasts and spinning.stop()
+        try:
+            runner.run(call)
+        finally:
+            if parked:
+                spinning.go_on()
 
     def decide(self, call: Call, modes: Modes, partners: tuple[Engine, ...] = ()) -> Decision:
         """Find or make the decision on calls of a kind."""
@@ -278,12 +280,8 @@ class Engine:
             c = np.empty((*batch, n, m), call.c.dtype).swapaxes(-1, -2)
             like = call._replace(beta=0.0, c=c)
             g = describe(*like.operands, like.c, reads_c=False, is_gram=like.is_gram)
-            compute = partial(self._run, self.runner(g), like)
-            return Sides(
-                partial(host_blas.multiply, like),
-                partial(compute, lasts=False),
-                partial(compute, lasts=True),
-            )
+            compute = partial(self._run, self.runner(g), like, lasts=True)
+            return Sides(partial(host_blas.multiply, like), compute)
 
         try:
             return self._trials.settle((problem, self.units()), predicted, sides, usual)

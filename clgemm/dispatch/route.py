@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 HOST: Literal["host"] = "host"
 DEVICE: Literal["device"] = "device"
 
-SMALL_FLOPS = 2 * 64**3
-"""Up to a 64-square product a launch costs more than SciPy's whole call, wherever measured."""
+SMALL_FLOPS = 2 * 100**3
+"""Up to a 100-square product a launch takes as long as SciPy's whole call, wherever measured, and
+to look whether its kind is known would cost it a tenth."""
+SMALL_STACK = 2 * 64**3
+"""The same for stacks of small matrices, which NumPy multiplies one by one."""
 SMALL_SHARED = 2 * 128**3
 """Up to here a CPU device is left alone where nothing was measured: most break even near it."""
 SMALL_WITH_COPIES = 2 * 896**3
@@ -51,6 +54,11 @@ class Route(NamedTuple):
     device_seconds: float | None = None
 
 
+def is_small(flops: float, batch: int) -> bool:
+    """Tell whether the host computes a product, or a stack of them, whatever is known."""
+    return flops <= (SMALL_FLOPS if batch == 1 else SMALL_STACK)
+
+
 def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: Times | None) -> Route:
     """Choose for one problem, from what is known.
 
@@ -82,7 +90,7 @@ def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | No
         return Route(HOST, "CLGEMM_ROUTE=host")
     if wanted == DEVICE:
         return Route(DEVICE, "CLGEMM_ROUTE=device")
-    if problem.flops <= SMALL_FLOPS:
+    if is_small(problem.flops, problem.batch):
         return Route(HOST, "a launch costs more than so small a product")
     if problem.m == 1 or problem.n == 1:
         return Route(HOST, "it is a product with a vector, which the host reads from its memory")

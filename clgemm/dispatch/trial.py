@@ -8,7 +8,6 @@ not tried because trials had taken their share of the time.
 
 from __future__ import annotations
 
-import statistics
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from clgemm.dispatch.route import DEVICE, HOST, SHORT, Route
 from clgemm.host import blas as host_blas
-from clgemm.host import spinning
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -25,8 +23,12 @@ if TYPE_CHECKING:
 NEAR = 2.5  # times as long as the other: what is further apart is believed
 LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
 BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes it slower
-MOST_RUNS = 12  # of a block, of which the median counts
+MOST_RUNS = 12  # of a block
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
+WAITS, WAITING_SECONDS = (
+    4.0,
+    1e-2,
+)  # times as long as usual: it waits for a core; and of them in all
 WARM_SECONDS = 2e-4  # of runs before them, one at least: threads wake up
 PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take
@@ -35,7 +37,7 @@ CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is 
 GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
 SHORT_GAIN = 0.88  # the same where the host takes less than SHORT: a trial errs by so much there
 TURN_GAIN = 1.1  # the same in turn with NumPy: half of programs mix, of which few lose by so much
-TURNS = 5  # of which the median counts
+TURNS = 5
 REST = 2e-3  # seconds, after which the device's threads sleep
 OTHER = 200  # extent of NumPy's product before each: its library's threads all take part
 LONGEST_TURN = 2e-3  # seconds on the device: what takes longer hardly notices who came before
@@ -50,8 +52,6 @@ class Sides(NamedTuple):
 
     host: Callable[[], object]
     device: Callable[[], object]
-    ending: Callable[[], object]
-    """As `device`, after the host's idle threads were ended."""
 
 
 class Trials:
@@ -97,7 +97,7 @@ class Trials:
                     2 * BLOCKS * (host + device), 2 * BLOCKS * (WARM_SECONDS + BLOCK_SECONDS)
                 )
                 if self._may_spend(expected):
-                    self._found[kind] = self._try(predicted, sides)
+                    self._found[kind] = self._try(predicted, sides, min(host, device))
                 elif predicted.host_seconds is None and host < SHORT:
                     self._found[kind] = predicted._replace(where=HOST, why=UNTRIED)
                 else:
@@ -107,53 +107,65 @@ class Trials:
     def _may_spend(self, seconds: float) -> bool:
         return self._spent + seconds <= FREE + SHARE * (time.monotonic() - _begun)
 
-    def _try(self, predicted: Route, sides: Callable[[], Sides]) -> Route:
+    def _try(self, predicted: Route, sides: Callable[[], Sides], usual: float) -> Route:
         start = time.perf_counter()
         faster: Literal["host", "device"]
         try:
             with np.errstate(all="ignore"):
                 found = sides()
-                host = min(_block(found.host) for _ in range(BLOCKS))
-                spinning.end()  # once: threads that start again disturb what follows
-                device = min(_block(found.device) for _ in range(BLOCKS))
+                host, device = (min(_block(side, usual) for _ in range(BLOCKS)) for side in found)
                 gain = SHORT_GAIN if host < SHORT else GAIN
                 faster, why = HOST, "tried: the host is faster"
                 if device + CALL_SECONDS <= gain * host:
                     faster, why = DEVICE, "tried: the device is faster"
-                    in_turn = _in_turn(found, device) if device < LONGEST_TURN else device
-                    if in_turn > TURN_GAIN * host or device + in_turn > 2 * gain * host:
+                    if device < LONGEST_TURN and not _is_near_in_turn(found, host, device, gain):
                         faster, why = HOST, "tried: the host is faster where both take turns"
         finally:
             self._spent += time.perf_counter() - start
         return predicted._replace(where=faster, why=why, host_seconds=host, device_seconds=device)
 
 
-def _block(compute: Callable[[], object]) -> float:
-    """Return the median time of a few runs, once threads are awake."""
+def _block(compute: Callable[[], object], usual: float) -> float:
+    """Return the time of a few runs, once threads are awake: a quarter of them take less.
+
+    On a busy system a run may wait for a core a hundred times as long as it computes.  While all
+    have, there are more.
+    """
     time.sleep(PAUSE)
     start = time.perf_counter()
     compute()
     while time.perf_counter() - start < WARM_SECONDS:
         compute()
     found: list[float] = []
-    while not found or (sum(found) < BLOCK_SECONDS and len(found) < MOST_RUNS):
-        before = time.perf_counter()
-        compute()
-        found.append(time.perf_counter() - before)
-    return statistics.median(found)
+    spent = 0.0
+    while not found or (
+        len(found) < MOST_RUNS
+        and (spent < BLOCK_SECONDS or (spent < WAITING_SECONDS and min(found) > WAITS * usual))
+    ):
+        found.append(_seconds(compute))
+        spent += found[-1]
+    return sorted(found)[len(found) // 4]
 
 
-def _in_turn(sides: Sides, alone: float) -> float:
-    """Return the median time on the device directly after NumPy, as most programs mix both.
+def _is_near_in_turn(sides: Sides, host: float, device: float, gain: float) -> bool:
+    """Tell whether the device is fast enough directly after NumPy, as most programs mix both."""
+    host_in_turn, device_in_turn = map(_in_turn, sides)
+    if device_in_turn > TURN_GAIN * host_in_turn:
+        return False
+    return device + device_in_turn <= gain * (host + host_in_turn)
 
-    A product that lasts so long alone ends the host's idle threads, which is part of it.
-    """
+
+def _in_turn(compute: Callable[[], object]) -> float:
+    """Return the time of a few runs directly after another product of NumPy's."""
     other, found = np.ones((OTHER, OTHER), np.float32), list[float]()
-    compute = sides.ending if spinning.lasts(0, alone) else sides.device
     for _ in range(TURNS):
         time.sleep(REST)
         host_blas.matmul(other, other)
-        before = time.perf_counter()
-        compute()
-        found.append(time.perf_counter() - before)
-    return statistics.median(found)
+        found.append(_seconds(compute))
+    return sorted(found)[len(found) // 4]
+
+
+def _seconds(compute: Callable[[], object]) -> float:
+    before = time.perf_counter()
+    compute()
+    return time.perf_counter() - before

@@ -15,7 +15,7 @@ from clgemm.interpose import account, imports, later, slots, stub
 from clgemm.interpose.account import Tally
 from clgemm.interpose.callbacks import Callback, Reasons, least_product
 from clgemm.interpose.mappings import Mappings
-from clgemm.runtime import forks
+from clgemm.runtime import forks, machine_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,7 +180,7 @@ class _Hook:
                 for x in self.missed.values()
             )
             return account.Usage(
-                self.is_on, stub.why_not(), account.merged(rows), missed, self.reasons.all()
+                self.is_on, machine_code.why_not(), account.merged(rows), missed, self.reasons.all()
             )
 
 
@@ -271,7 +271,7 @@ def usage() -> Usage:
 
 
 def _is_possible() -> bool:
-    why = stub.why_not()
+    why = machine_code.why_not()
     if why is not None:
         warnings.warn(f"nothing is interposed: {why}", ClgemmWarning, stacklevel=4)
     return why is None

@@ -10,20 +10,18 @@ Functions that are no gemm have a stub that counts, and no more.
 Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
 thread waits for the interpreter's lock, which the team's first thread may hold.
 
-x86-64, System V ABI.  Code is written to a page that is made executable afterwards and is never
-writable again.  What a stub reads lies in a cell of 64 bytes on another page.  Neither is ever
-given back: a thread may be inside.
+x86-64, System V ABI.  What a stub reads lies in a cell of 64 bytes on another page than its code.
+Neither is ever given back: a thread may be inside.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import mmap
-import platform
 import struct
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clgemm.runtime.machine_code import executable, memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,21 +138,6 @@ _LARGE = (
 )
 
 
-@functools.cache
-def why_not() -> str | None:
-    """Return why no machine code can be placed in this process, None if it can."""
-    if sys.platform != "linux" or platform.machine() != "x86_64" or sys.maxsize < 2**32:
-        system = f"{platform.system()} on {platform.machine()}"
-        return f"there is machine code for 64-bit Linux on x86-64 only, not for {system}"
-    if platform.python_implementation() != "CPython":
-        return "it needs CPython"
-    try:
-        _executable(b"\xc3")
-    except OSError as error:
-        return f"the system allows no machine code to be placed: {error}"
-    return None
-
-
 def address_of(function: Any) -> int:
     """Return where a function of ctypes' begins."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -247,7 +230,7 @@ def place(codes: Sequence[bytes]) -> list[int]:
     """
     size = CELL_BYTES  # of an alignment
     padded = [x + b"\xcc" * (-len(x) % size) for x in codes]
-    start = _executable(b"".join(padded))
+    start = executable(b"".join(padded))
     ends = [sum(map(len, padded[:number])) for number in range(len(padded))]
     return [start + end for end in ends]
 
@@ -258,34 +241,6 @@ _free_cells: list[int] = []
 def cell() -> Cell:
     """Return a new cell, all zeros."""
     if not _free_cells:
-        start = _memory(mmap.PAGESIZE)
+        start = memory(mmap.PAGESIZE)
         _free_cells.extend(range(start, start + mmap.PAGESIZE, CELL_BYTES))
     return Cell(_free_cells.pop(0))
-
-
-@functools.cache
-def _libc() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return library
-
-
-def _memory(size: int) -> int:
-    """Return writable pages that nobody frees, at the end of the interpreter neither."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    found = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-    if found in (None, 2**64 - 1):
-        raise OSError(ctypes.get_errno(), "mmap failed")
-    return int(found)
-
-
-def _executable(data: bytes) -> int:
-    """Return the address of pages that hold data, readable and executable from here on."""
-    size = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
-    start = _memory(size)
-    ctypes.memmove(start, data, len(data))
-    if _libc().mprotect(start, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise OSError(ctypes.get_errno(), "mprotect failed")
-    return start

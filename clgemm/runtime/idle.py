@@ -57,6 +57,6 @@ class IdleTimer:
                 if rest <= 0:
                     self._waits = False
                     break
-            time.sleep(rest)
+            threading.Event().wait(rest)  # as one that is inside no BLAS: see `host.spinning`
         with ending.awaited():
             self._action()

@@ -25,7 +25,6 @@ PLATFORMS = frozenset({"Intel(R) OpenCL"})
 """Of which a thread that waits computes too.  PoCL's sleeps, and its core is to be used."""
 VARIABLES = ("SYCL_CPU_CU_AFFINITY", "DPCPP_CPU_CU_AFFINITY")
 """With which a user tells Intel's runtime how to bind its threads."""
-MOST_JOINING = 8
 _TASKS = Path("/proc/self/task")
 _before: frozenset[int] | None = None
 
@@ -62,7 +61,7 @@ def of_platform(name: str) -> WorkerThreads | None:
 
 
 class WorkerThreads:
-    """Threads of a runtime, which compute beside the caller.
+    """Threads of a library, which compute beside the caller.
 
     Parameters
     ----------
@@ -75,7 +74,7 @@ class WorkerThreads:
         # The interpreter's lock is kept: letting it go takes longer than asking.
         self._core = ctypes.PyDLL(None).sched_getcpu
         self.left = -1
-        """The core that they may not use."""
+        """The core that they may not use, -1 if they may use all."""
 
     def leave_core(self) -> None:
         """Have them leave the core that the caller is on, if it is another one than before."""
@@ -83,24 +82,17 @@ class WorkerThreads:
         if core != self.left:
             self._leave(core)
 
+    def use_all_cores(self) -> None:
+        """Have them use all cores that the process may use."""
+        cores = os.sched_getaffinity(os.getpid())
+        self.threads = tuple(thread for thread in self.threads if _move(thread, cores))
+        self.left = -1
+
     def _leave(self, core: int) -> None:
         others = os.sched_getaffinity(0) - {core}
         if others:  # else the caller may use a single core, and computes without them
             self.threads = tuple(thread for thread in self.threads if _move(thread, others))
         self.left = core
-
-    def join_core(self) -> None:
-        """Have them go to the core that the caller is on, where they give way to it.
-
-        They look for work some 1 ms after a launch.  Meanwhile a library that starts threads of its
-        own finds no free core, and the system may put one on that of the caller, who waits for it
-        and does not give way: 200 x 200 of NumPy's took 3 to 15 ms after a product here, and takes
-        0.1 (two cores of a Zen 5).  Many threads would be in the caller's own way.
-        """
-        if len(self.threads) <= MOST_JOINING:
-            core = {self._core()}
-            self.threads = tuple(thread for thread in self.threads if _move(thread, core))
-            self.left = -1
 
 
 def _move(thread: int, cores: set[int]) -> bool:

@@ -1,13 +1,15 @@
-"""OpenBLAS' idle threads are ended before long products, where it is known to be safe."""
+"""OpenBLAS' idle threads sleep while a CPU device computes, where it is known to be safe."""
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 
 import pytest
 from helpers import PATIENCE, run_python
 
-from clgemm.host import openblas, spinning
+from clgemm.host import openblas, parking, spinning
 
 HAS_OPENBLAS = openblas.of_numpy() is not None
 pytestmark = pytest.mark.skipif(not HAS_OPENBLAS, reason="NumPy has another BLAS than OpenBLAS")
@@ -16,11 +18,24 @@ PATIENCE = {PATIENCE}
 import os, sys, threading, time
 import numpy as np
 import clgemm
-from clgemm.host import openblas, spinning
+from clgemm.host import openblas, parking, spinning
 library = openblas.of_numpy()
 a = np.ones((600, 600), np.float32)
 def threads():
     return set(os.listdir("/proc/self/task"))
+def used():
+    return [time.clock_gettime(~thread << 3 | 6) for thread in workers()]
+def workers():
+    return spinning._known[library.library].threads
+def run_on(seconds=0.02):
+    # Which of NumPy's threads use a core in the time to come.
+    before = used()
+    time.sleep(seconds)
+    return [x > y + seconds / 10 for x, y in zip(used(), before)]
+def park():
+    # NumPy's threads, which have run just now and are known.
+    a @ a
+    wait_until(spinning.stop)
 def wait_until(is_true):
     until = time.monotonic() + PATIENCE
     while not is_true():
@@ -48,20 +63,160 @@ def cpu(device):
     return device
 
 
+@pytest.fixture
+def parks(cpu):
+    """Give a CPU device where threads can be parked."""
+    if parking.why_not() is not None:
+        pytest.skip(f"no thread can be parked: {parking.why_not()}")
+    return cpu
+
+
 @pytest.mark.process
-def test_a_long_product_on_a_cpu_device_ends_them_and_the_host_s_next_one_starts_them(cpu):
+def test_they_sleep_until_the_product_has_ended(parks):
+    run("""
+for _ in range(3):
+    park()
+    assert len(workers()) >= library.threads() - 1
+    assert not any(run_on())
+    spinning.go_on()
+    assert any(run_on())
+    assert (a @ a == 600).all()
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_product_on_a_cpu_device_has_them_sleep_and_go_on(parks):
+    run("""
+seen = []
+park, go_on = parking.park, parking.unpark
+parking.park = lambda threads: (park(threads), seen.append(run_on()))
+parking.unpark = lambda: (go_on(), seen.append("on"))
+wait_until(lambda: (a @ a, clgemm.matmul(a, a), seen)[2])
+assert seen == [[False] * len(workers()), "on"], seen
+seen.clear()
+time.sleep(0.3)  # they have slept since, for good
+parking.awake(workers())
+assert (clgemm.matmul(a, a) == 600).all() and not seen
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_whoever_parks_them_and_never_comes_back_holds_them_for_a_moment(parks):
+    run("""
+park()
+assert (a @ a == 600).all()  # waits for them
+park()
+assert os.waitpid(os.fork() or os._exit(0), 0)[1] == 0  # OpenBLAS waits for their end
+park()
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_threads_that_were_started_anew_are_found(parks):
+    run("""
+park()
+spinning.go_on()
+before = workers()
+wait_until(lambda: spinning._end_if_alone(library))
+assert not spinning.stop()
+park()
+assert not any(run_on()) and not set(workers()) & set(before)
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_a_signal_that_has_another_handler_is_not_sent(parks):
+    run("""
+import signal
+park()
+spinning.go_on()
+heard = []
+signal.signal(signal.SIGURG, lambda *_: heard.append(1))
+a @ a
+parking.park(workers())
+assert any(run_on()) and not heard
+assert "SIGURG" in parking.why_not()
+wait_until(lambda: (a @ a, spinning.stop(), not library.started.value)[2])  # ended instead
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_one_that_had_a_handler_before_keeps_it(parks):
+    run("""
+import signal
+signal.signal(signal.SIGURG, print)
+parking._place.cache_clear()
+assert "SIGURG" in parking.why_not() and signal.getsignal(signal.SIGURG) is print
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_they_leave_the_caller_s_core_and_use_all_cores_when_no_product_comes(parks):
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("there is a single core")
+    run("""
+cores = os.sched_getaffinity(0)
+spinning._rest._seconds = 0.2
+park()
+assert all(len(os.sched_getaffinity(x)) == len(cores) - 1 for x in workers())
+wait_until(lambda: all(os.sched_getaffinity(x) == cores for x in workers()))
+park()
+assert all(len(os.sched_getaffinity(x)) == len(cores) - 1 for x in workers())
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_products_are_right_while_threads_are_parked_at_any_moment(parks):
+    """By several threads, of which each may begin to multiply while another one parks."""
+    run(
+        """
+sys.setswitchinterval(1e-5)
+stop, failed, done = threading.Event(), [], [0, 0]
+def compute():
+    b = np.arange(90000, dtype=np.float32).reshape(300, 300) % 7
+    want = b @ b
+    while not stop.is_set():
+        if not ((b @ b) == want).all():
+            failed.append(1)
+        done[0] += 1
+def disturb():
+    while not stop.is_set():
+        parking.park(workers())
+        done[1] += 1
+        time.sleep(1e-4)
+        spinning.go_on()
+park()
+spinning.go_on()
+crowd = [threading.Thread(target=x, daemon=True) for x in (compute, compute, disturb, disturb)]
+[thread.start() for thread in crowd]
+wait_until(lambda: min(done) > 300)
+stop.set()
+[thread.join(PATIENCE) for thread in crowd]
+assert not failed and not [thread for thread in crowd if thread.is_alive()]
+""",
+        parks,
+    )
+
+
+@pytest.mark.process
+def test_where_none_can_be_parked_they_are_ended_and_the_host_s_next_product_starts_them(cpu):
     if not Path("/proc/self/task").exists():
         pytest.skip("this system does not list a process' threads in /proc")
     run(
         """
+parking.why_not = lambda: "as on another processor"
+spinning._known.clear()
+clgemm.matmul(a, a)  # ends them
 others = library.threads() - 1
 for _ in range(3):
     before = threads()
     assert (a @ a == 600).all()
     idle = threads() - before
-    assert len(idle) >= others, (idle, others)  # the first product on the device ended them
+    assert len(idle) >= others, (idle, others)
     assert (clgemm.matmul(a, a) == 600).all()
     wait_until(lambda: len(idle & threads()) <= len(idle) - others)
+assert "are ended" in spinning.state(library)
 """,
         cpu,
     )
@@ -73,10 +228,12 @@ for _ in range(3):
 )
 def test_they_are_left_alone(cpu, variables):
     run("""
-ended = []
-spinning._end_if_alone = ended.append
+asked = []
+spinning._alone = lambda: asked.append(1)
+spinning._end_if_alone = asked.append
+a @ a
 clgemm.matmul(a, a)
-assert not ended
+assert not asked
 """, cpu, **variables)  # fmt: skip
 
 
@@ -84,21 +241,29 @@ assert not ended
 def test_short_products_do_not_ask(cpu):
     run("""
 a @ a  # which starts them
-ended = []
-spinning._end_if_alone = ended.append
-clgemm.matmul(a[:100], a[:, :100])
-assert not ended
+asked = []
+spinning._alone = lambda: asked.append(1)
+clgemm.matmul(a[:30], a[:, :30])
+assert not asked
 clgemm.matmul(a, a)
-assert ended == [library]
+assert asked == [1]
 """, cpu)  # fmt: skip
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
-    ("flops", "seconds", "lasts"),
-    [(1e9, 2e-4, False), (1e6, 4e-4, True), (6e7, None, True), (4e7, None, False)],
-)
-def test_a_product_lasts_by_its_predicted_time_or_else_by_its_size(flops, seconds, lasts):
+    ("why_not", "flops", "seconds", "lasts"),
+    [
+        (None, 1e9, 4e-5, False), (None, 1e6, 6e-5, True),
+        (None, 6e6, None, True), (None, 4e6, None, False),
+        ("no", 1e9, 2e-4, False), ("no", 1e6, 4e-4, True),
+        ("no", 6e7, None, True), ("no", 4e7, None, False),
+    ],
+)  # fmt: skip
+def test_a_product_lasts_by_its_predicted_time_or_else_by_its_size(
+    why_not, flops, seconds, lasts, monkeypatch
+):
+    """To end threads takes longer than to park them."""
+    monkeypatch.setattr(parking, "why_not", lambda: why_not)
     assert spinning.lasts(flops, seconds) == lasts
 
 
@@ -111,13 +276,14 @@ def compute():
         a @ a
 thread = threading.Thread(target=compute)
 thread.start()
-assert not spinning._end_if_alone(library)
+assert not spinning._end_if_alone(library) and not spinning._alone()
 stop.set()
 thread.join()
 waiting = threading.Event()
 idle = threading.Thread(target=waiting.wait, daemon=True)
 idle.start()
 wait_until(lambda: spinning._end_if_alone(library))  # a thread that waits is not in the way
+wait_until(spinning._alone)
 waiting.set()
 idle.join()
 """,
@@ -147,7 +313,7 @@ crowd = [threading.Thread(target=compute, daemon=True) for _ in range(3)]
 def goes_on():
     global ends
     ends += spinning._end_if_alone(library)
-    return ends >= 100 and done[0] >= 100
+    return ends >= 30 and done[0] >= 100
 wait_until(goes_on)
 stop.set()
 [thread.join(PATIENCE) for thread in crowd]
@@ -157,31 +323,20 @@ assert not [thread for thread in crowd if thread.is_alive()], "one waits for eve
     )
 
 
-@pytest.mark.process
-def test_it_tells_whether_there_were_any(cpu):
-    """Only then the device's threads make room for new ones."""
-    run("""
-a @ a
-wait_until(spinning.end)  # no other thread may be inside the library
-assert not spinning.end()
-a @ a
-wait_until(spinning.end)
-""", cpu)  # fmt: skip
-
-
-def test_with_fewer_cores_than_threads_none_is_ended(cpu, monkeypatch):
+def test_with_fewer_cores_than_threads_none_is_touched(cpu, monkeypatch):
     """Threads that start then would share these cores for ever."""
     del cpu
-    library = openblas.of_numpy()
-    monkeypatch.setattr(openblas, "of_numpy", lambda: library._replace(threads=lambda: 10**6))
+    library = openblas.of_numpy()._replace(started=ctypes.c_int(1))
+    touched = []
+    for name in ("_end_if_alone", "_alone"):
+        monkeypatch.setattr(spinning, name, lambda *x: touched.append(x))
+    monkeypatch.setattr(spinning, "_awake", lambda _: None)
     monkeypatch.setattr(openblas, "of_scipy", lambda: None)
-    ended = []
-    monkeypatch.setattr(spinning, "_end_if_alone", ended.append)
-    spinning.end()
-    assert not ended
-    monkeypatch.setattr(openblas, "of_numpy", lambda: library._replace(threads=lambda: 1))
-    spinning.end()
-    assert len(ended) == 1
+    for count, expected in ((10**6, 0), (1, 1)):
+        found = library._replace(threads=lambda count=count: count)
+        monkeypatch.setattr(openblas, "of_numpy", lambda found=found: found)
+        assert not spinning.stop()
+        assert len(touched) == expected
 
 
 def test_the_reasons_are_told(monkeypatch):
@@ -197,8 +352,24 @@ def test_threads_are_kept_inside_a_block(monkeypatch):
     asked = []
     monkeypatch.setattr(spinning.openblas, "of_numpy", lambda: asked.append(1))
     with spinning.kept(True), spinning.kept(False):
-        spinning.end()
+        spinning.stop()
     assert asked == []
     with spinning.kept(False):
-        spinning.end()
+        spinning.stop()
     assert asked == [1]
+
+
+@pytest.mark.process
+def test_nothing_is_kept_of_a_product_that_has_ended(parks):
+    run("""
+import gc, weakref
+gc.disable()
+for _ in range(3):
+    park()  # which looks at all frames
+    spinning.go_on()
+    x = a + 0
+    product = clgemm.matmul(x, x)
+    ends = weakref.ref(x), weakref.ref(product)
+    del x, product
+    assert [end() for end in ends] == [None, None]
+""", parks)  # fmt: skip

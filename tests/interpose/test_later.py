@@ -14,13 +14,13 @@ from clients import needs_compiler
 from helpers import PATIENCE, run_python
 
 import clgemm
-from clgemm.interpose import callbacks, later, stub
-from clgemm.runtime import registry
+from clgemm.interpose import callbacks, later
+from clgemm.runtime import machine_code, registry
 
 pytestmark = [
     pytest.mark.process,
     pytest.mark.usefixtures("restored"),
-    pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not())),
+    pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
 ]
 
 # A signal comes where the engine runs: before it computes, after it, or at any time.

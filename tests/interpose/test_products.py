@@ -10,9 +10,8 @@ from helpers import pairwise
 from scipy.linalg import blas as scipy_blas
 
 import clgemm
-from clgemm.interpose import stub
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import registry
+from clgemm.runtime import machine_code, registry
 from clgemm.tuning.measure.verify import random_matrix
 
 NAMES = {
@@ -20,7 +19,9 @@ NAMES = {
     "cblas": "cblas_{}gemm", "fortran": "{}gemm_",
 }  # fmt: skip
 pytestmark = pytest.mark.usefixtures("restored")
-needs_machine_code = pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not()))
+needs_machine_code = pytest.mark.skipif(
+    machine_code.why_not() is not None, reason=str(machine_code.why_not())
+)
 
 
 def laid(rng, precision, rows, columns, order, gap):

@@ -12,12 +12,12 @@ import pytest
 from helpers import PATIENCE
 
 from clgemm.cli import picture
-from clgemm.interpose import stub
 from clgemm.interpose.account import Tally
+from clgemm.runtime import machine_code
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(stub.why_not() is not None, reason=str(stub.why_not())),
+    pytest.mark.skipif(machine_code.why_not() is not None, reason=str(machine_code.why_not())),
 ]
 
 PROGRAM = """

@@ -53,20 +53,13 @@ def test_they_leave_the_caller_s_core_whenever_that_changes(system):
     assert system.moved == 6
 
 
-def test_they_join_the_caller_s_core_and_leave_it_again(system):
+def test_they_use_all_cores_and_leave_the_caller_s_again(system):
     found = threads_of(system)
     found.leave_core()
-    found.join_core()
-    assert system.cores[FIRST] == system.cores[SECOND] == {0}
+    found.use_all_cores()
+    assert system.cores[FIRST] == system.cores[SECOND] == {0, 1, 2, 3}
     found.leave_core()
     assert system.cores[FIRST] == system.cores[SECOND] == {1, 2, 3}
-
-
-def test_many_threads_would_be_in_the_caller_s_way(system):
-    found = WorkerThreads(tuple(range(worker_threads.MOST_JOINING + 1)))
-    found._core = lambda: system.core
-    found.join_core()
-    assert not system.moved
 
 
 def test_a_caller_with_one_core_moves_nothing(system):
