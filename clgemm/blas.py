@@ -30,7 +30,7 @@ from clgemm.api.arguments import (
     is_device_array,
 )
 from clgemm.api.drop_in import stands_in_for
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
 from clgemm.problem import PRECISIONS, Call
@@ -198,7 +198,7 @@ def _gemm(
         target, beta = _without_c(shape, dtype, beta)
         result = target
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
-    hosted = engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
+    hosted = engines.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
     if c is None and beta == 0 and alpha != 0:
         repeated.remember_gemm(a, b, trans_a, trans_b, hosted=hosted)
     return result

@@ -27,7 +27,7 @@ os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device wou
 from interposing import client, originals, paths, restored  # noqa: F401 - fixtures
 
 from clgemm import settings
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.kernels import FAMILIES
 from clgemm.problem import ELEMENTS
 from clgemm.runtime import devices, registry
@@ -48,7 +48,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_computed_before() -> None:
     """Let no product be like one of an earlier test."""
-    known = engine.opened()
+    known = engines.opened()
     if known is not None:
         known.repeated.clear()
 

@@ -17,7 +17,7 @@ from helpers import GPU
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import ELEMENTS, PRECISIONS

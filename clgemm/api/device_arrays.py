@@ -22,7 +22,7 @@ from clgemm.api.array_decisions import (
     shape_of_product,
 )
 from clgemm.api.array_operands import overlap, queue_of, require_arrays
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.problem import dtype_of_product
 from clgemm.runtime import forks, opencl, registry

@@ -9,7 +9,7 @@ import numpy as np
 
 from clgemm.api import stacks
 from clgemm.api.arguments import as_transposition, is_device_array
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.dispatch.explanation import Explanation, unmeasured
 from clgemm.problem import AS_GIVEN, BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
 
@@ -105,7 +105,7 @@ def _of_stack(
     problems = stacks.fold(a, b, c) if c.ndim > 2 else [(a, b, c)]
     x, y, out = problems[0]
     call = Call.of(1.0, x, y, float(reads_c), out, conj_a, conj_b)
-    found = engine.explain(call)
+    found = engines.explain(call)
     return replace(found, calls=len(problems))
 
 

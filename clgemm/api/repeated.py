@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import (

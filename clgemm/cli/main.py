@@ -18,7 +18,7 @@ from clgemm import blas, settings
 from clgemm._version import __version__
 from clgemm.api.explain import explain, of_shape
 from clgemm.cli import cache, run, tune, values
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.dispatch.route import HOST
 from clgemm.errors import ClgemmError, ClgemmWarning
 from clgemm.host import openblas, scipy_blas, spinning, threads

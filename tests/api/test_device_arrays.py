@@ -12,7 +12,7 @@ import reference
 from helpers import pairwise
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
@@ -257,7 +257,7 @@ def test_a_table_of_slices_is_one_decision(device):
     rng = np.random.default_rng(8)
     host = rng.standard_normal((600, 48)).astype(np.float32)
     with registry.using(device):
-        known = engine.of(device).decisions
+        known = engines.of(device).decisions
         table, b = clgemm.to_device(host), clgemm.to_device(host[:48])
         before = len(known)
         for i in range(560):

@@ -14,7 +14,7 @@ from helpers import PATIENCE, run_threads
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import break_even, engine, times
+from clgemm.dispatch import break_even, engines, times
 from clgemm.dispatch.route import SMALL_FLOPS, SMALL_SHARED
 from clgemm.dispatch.times import OUTLIER, BreakEven, Curve, counts
 from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call
@@ -188,7 +188,7 @@ def cold(device, monkeypatch, tmp_path):
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
     found = next(f for f in registry.devices.find() if f.traits == device.traits)
-    cold = engine.of(registry.Device(found, "a test"))
+    cold = engines.of(registry.Device(found, "a test"))
     with registry.using(cold.device):
         yield cold
 
@@ -389,13 +389,13 @@ def hosted(cold, monkeypatch):
     monkeypatch.setattr(break_even, "measured", lambda *_: always("host"))
     for precision in PRECISIONS.values():
         cold.measure_break_evens(precision)
-    asked, real = [], engine.compute
+    asked, real = [], engines.compute
 
     def compute(call, by_host=None):
         asked.append(call)
         return real(call, by_host)
 
-    monkeypatch.setattr(engine, "compute", compute)
+    monkeypatch.setattr(engines, "compute", compute)
     return asked
 
 

@@ -16,7 +16,7 @@ from helpers import CPU, GPU, gemm, run_python, square
 import clgemm
 from clgemm.api import explain, repeated
 from clgemm.cli import main
-from clgemm.dispatch import break_even, engine, trial
+from clgemm.dispatch import break_even, engines, trial
 from clgemm.dispatch.break_even import BreakEvens
 from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.dispatch.times import BreakEven, CopiedTimes, Curve, copied_seconds, counts
@@ -220,7 +220,7 @@ def fresh(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
     monkeypatch.setattr(trial, "NEAR", 0)  # nothing is tried
-    fresh = engine.of(registry.Device(found_of(device), "a test"))
+    fresh = engines.of(registry.Device(found_of(device), "a test"))
     for code, precision in PRECISIONS.items():
         fresh.parameters.use(code, lookup.defaults(device.traits, precision, "a test"))
     with registry.using(fresh.device):
@@ -364,7 +364,7 @@ def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
         first = call(a, b)
         assert len(fresh.repeated) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "compute", None)
+            patch.setattr(engines, "compute", None)
             np.testing.assert_array_equal(call(a, b), first)
             with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
                 call(np.ones((100, 180), np.float32)[:, ::2], b)
