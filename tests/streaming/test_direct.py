@@ -29,11 +29,12 @@ KB = 1 << 10
 @pytest.fixture
 def apart(device):
     """Give a device on the device that is told it has a memory of its own."""
-    yield separate(device)
-    memory = separate(device).memory
-    assert memory.used == 0
-    assert not separate(device).running
-    memory.trim()
+    apart = separate(device)
+    engines.of(apart).threads.trim()  # of what tests before have left
+    yield apart
+    assert apart.memory.used == 0
+    assert not apart.running
+    apart.memory.trim()
 
 
 @pytest.fixture
@@ -79,6 +80,20 @@ def on_copies(monkeypatch, happens):
         return happens(lambda: real(queue, into, source, **named), into, source, named)
 
     monkeypatch.setattr(module, "enqueue_copy", enqueue_copy)
+
+
+def pressed_after(turn):
+    """Make what presses Ctrl-C after one of the copies, and the list of those that were made."""
+    made = []
+
+    def happens(copy, *_):
+        event = copy()
+        made.append(event)
+        if len(made) == turn:
+            raise KeyboardInterrupt
+        return event
+
+    return happens, made
 
 
 def hosts(met):
@@ -143,17 +158,8 @@ def test_other_threads_copy_parts_of_what_is_large(shared, code, beta, rng, monk
 def test_ctrl_c_while_other_threads_copy_leaves_everything_usable(shared, turn, rng, monkeypatch):
     a, b, c = operands(rng)
     check(shared, a, b, c)
-    turns = []
-
-    def interrupted(copy, *_):
-        event = copy()
-        turns.append(event)
-        if len(turns) == turn:
-            raise KeyboardInterrupt
-        return event
-
     with monkeypatch.context() as patch:
-        on_copies(patch, interrupted)
+        on_copies(patch, pressed_after(turn)[0])
         with registry.using(shared), pytest.raises(KeyboardInterrupt):
             gemm(1.0, a, b, 0.0, c)
     staging = engines.of(shared).threads.staging
@@ -220,20 +226,12 @@ def test_ctrl_c_after_any_copy_leaves_everything_usable(whole, turn, gaps, beta,
     a, b, c = operands(rng)
     c = np.zeros((100, 100), np.float32)[:90, 5:85] if gaps else c
     check(whole, a, b, c, beta)
-    turns = []
-
-    def interrupted(copy, *_):
-        event = copy()
-        turns.append(None)
-        if len(turns) == turn:
-            raise KeyboardInterrupt
-        return event
-
+    happens, made = pressed_after(turn)
     with monkeypatch.context() as patch:
-        on_copies(patch, interrupted)
+        on_copies(patch, happens)
         with registry.using(whole), suppress(KeyboardInterrupt):
             gemm(1.0, a, b, beta, c)
-    assert len(turns) == min(turn, 3 + (beta != 0))
+    assert len(made) == min(turn, 3 + (beta != 0))
     assert whole.memory.used == 0
     assert whole.memory.idle, "all was proved to be free"
     check(whole, a, b, c, beta)
