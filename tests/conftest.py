@@ -34,7 +34,7 @@ from clgemm.runtime import devices, registry
 from clgemm.runtime.choice import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from clgemm.kernels.family import KernelFamily
     from clgemm.traits import DeviceTraits
@@ -130,6 +130,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(request: pytest.FixtureRequest) -> registry.Device:
     """Give a device on each device present, in turn."""
     return registry.open_device(request.param)
+
+
+@pytest.fixture
+def in_use(device: registry.Device) -> Iterator[registry.Device]:
+    """Give a device on each device present, in turn, which public calls use."""
+    with registry.using(device):
+        yield device
 
 
 @pytest.fixture

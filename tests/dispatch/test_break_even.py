@@ -218,19 +218,6 @@ def efforts(monkeypatch):
     return seen
 
 
-@pytest.fixture
-def measurements(monkeypatch):
-    """Record the precisions that are measured."""
-    done, real = [], break_even.measured
-
-    def measured(precision, on_device, until):
-        done.append(precision.code)
-        return real(precision, on_device, until)
-
-    monkeypatch.setattr(break_even, "measured", measured)
-    return done
-
-
 def multiply(n, code="s"):
     """Compute, and tell how it was decided."""
     x = np.ones((n, n), PRECISIONS[code].dtype, "F")

@@ -227,20 +227,6 @@ def fresh(device, monkeypatch, tmp_path):
         yield fresh
 
 
-@pytest.fixture
-def measurements(monkeypatch):
-    """Record the precisions that are measured; another process' share of the machine is set."""
-    done, real = [], break_even.measured
-
-    def measured(precision, on_device, until):
-        done.append(precision.code)
-        return real(precision, on_device, until)
-
-    monkeypatch.setattr(break_even, "measured", measured)
-    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
-    return done
-
-
 def again(fresh):
     """Forget what is in memory but the parameters, as another process would not know it."""
     parameters = fresh.parameters

@@ -20,14 +20,9 @@ from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.problem import INTEGERS, Operand, describe
 from clgemm.runtime import registry
 
+pytestmark = pytest.mark.usefixtures("in_use")
 DTYPES = [precision.dtype for precision in INTEGERS.values()]
 SHAPES = [(1, 1, 1), (1, 40, 3), (40, 1, 3), (37, 35, 29), (64, 24, 16), (131, 25, 300), (5, 7, 1)]
-
-
-@pytest.fixture(autouse=True)
-def _on(device):
-    with registry.using(device):
-        yield
 
 
 def drawn(rng, dtype, *shape, kind="any"):

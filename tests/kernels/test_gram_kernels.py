@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from affordable import affordable
 from helpers import CPU, GPU, pairwise, square
 
 from clgemm.kernels import BY_NAME, FAMILIES
@@ -46,15 +47,6 @@ def mirrored(c, ops, precision):
 def assert_mirrored(c, ops, precision):
     """Fail unless C is exactly its own mirror image; a Hermitian one has a real diagonal."""
     np.testing.assert_array_equal(c, mirrored(c, ops, precision))
-
-
-def affordable(device, family, precision):
-    """Give the default, or small tiles of the kernels that take long to build for a CPU."""
-    config = family.default(device.traits, precision)
-    if family.name != "gpu_tiled" or device.traits.kind != "cpu":
-        return config
-    tile = {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4}
-    return Config.of(family.name, dict(config.params) | tile)
 
 
 def ops_of(precision):
