@@ -568,6 +568,7 @@ def test_operands_are_not_copied(calls: Any, view: Any, rank: Any) -> None:
     matmul(x, y[(0,) * (rank - 2)])
     matmul(x[(0,) * (rank - 2)], y)
     matmul(x, y, axes=[(-2, -1)] * 3)
+    assert len(calls) >= 4
     for a, b, _ in calls:
         assert np.shares_memory(a, x)
         assert np.shares_memory(b, y)

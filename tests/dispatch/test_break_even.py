@@ -86,6 +86,7 @@ def test_what_is_timed_is_the_shape(shape, monkeypatch):
     monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
     break_even.measured(S, seen.append)
     m, n, k, batch = shape[:4]
+    assert seen
     for call in seen:
         a, b, c = ((x if batch > 1 else x[None])[-1] for x in (call.a, call.b, call.c))
         assert (a.shape, b.shape, c.shape) == ((m, k), (k, n), (m, n))
