@@ -13,7 +13,7 @@ import numpy as np
 
 from clgemm.api.arguments import as_factor, as_flag, as_transposition
 from clgemm.api.array_decisions import require_element_type, shape_of_product
-from clgemm.api.array_operands import overlap, queue_of, require_arrays, span
+from clgemm.api.array_operands import host_array, overlap, queue_of, require_arrays, span
 from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
@@ -35,7 +35,7 @@ def to_device(x: Any) -> Any:
     device = registry.opened()
     if device is None:
         raise DeviceError(f"to_device: no device is open yet, and {WHY_HOST}: call again later")
-    return opencl.arrays().to_device(device.queue, np.asarray(x))
+    return opencl.arrays().to_device(device.queue, host_array(x))
 
 
 def matmul(a: Any, b: Any, out: Any) -> Any:

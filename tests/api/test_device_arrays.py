@@ -195,6 +195,11 @@ def test_to_device_and_back(device, rng):
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
 
 
+def test_python_objects_stay_on_the_host(device):
+    with registry.using(device), pytest.raises(TypeError, match=r"to_device: .* dtype object are"):
+        clgemm.to_device(np.array([1, None]))
+
+
 def test_whatever_lies_on_the_host_is_copied(device, rng):
     x = rng.uniform(-1, 1, (6, 8)).astype(np.float32)
     rows = np.lib.stride_tricks.sliding_window_view(x, 3, axis=1)

@@ -438,6 +438,8 @@ def test_explain_looks_at_every_kind_of_operand(device):
         )
         with pytest.raises(ValueError, match="inner dimensions"):
             clgemm.explain(z[0], z[0, :3])
+        with pytest.raises(ValueError, match="one axis at least"):
+            clgemm.explain(z[0], 3.0)
         with pytest.raises(ValueError, match="c is"):
             clgemm.explain(z[0], z[0], z)
         with pytest.raises(TypeError, match="on a device"):
