@@ -32,8 +32,8 @@ def explain(
     """Tell where a product would be computed, how, and why.
 
     What a first call finds out is found out first: parameters, by a search if need be, and where
-    predictions leave open which side is faster, a few runs on both.  Where nothing is measured, the
-    answer says that the size decided.
+    predictions leave open which side is faster, a few runs on both.  Where nothing is known of
+    either side, the answer says that the size decided.
 
     Parameters
     ----------
