@@ -13,7 +13,7 @@ from helpers import PATIENCE
 
 from clgemm.interpose import stub
 from clgemm.interpose.entries import Entry
-from clgemm.problem import address_of
+from clgemm.layouts import address_of
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 WHY_NOT = stub.why_not() or (None if COMPILER else "there is no C compiler")

@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 FUNCTION_LINES = 45
 
 LAYERS = (
-    "lazy_imports",
+    "lazy_imports layouts",
     "problem traits errors settings _version",
     "kernels",
     "runtime",

@@ -29,15 +29,8 @@ from clgemm.dispatch.trial import Sides, Trials
 from clgemm.errors import ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
-from clgemm.problem import (
-    ELEMENT_OF,
-    INTEGERS,
-    PRECISIONS,
-    Call,
-    aligned,
-    describe,
-    layout_of,
-)
+from clgemm.layouts import aligned, layout_of
+from clgemm.problem import ELEMENT_OF, INTEGERS, PRECISIONS, Call, describe
 from clgemm.runtime import reentry
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.runtime.processor import usable_cores

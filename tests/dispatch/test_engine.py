@@ -22,7 +22,8 @@ from clgemm.api import small
 from clgemm.dispatch import engine, engines
 from clgemm.errors import BuildError, DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import PRECISIONS, expressible
+from clgemm.layouts import expressible
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import host_memory, registry
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl import cl
