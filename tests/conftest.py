@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 
     from clgemm.kernels.family import KernelFamily
     from clgemm.traits import DeviceTraits
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, which tests press: a shell has what it starts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
