@@ -21,13 +21,6 @@ from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
 
 
-@pytest.fixture
-def device(device):
-    """Each device present, in use."""
-    with registry.using(device):
-        yield device
-
-
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
     """Do not wait for a quiet machine: times do not matter here."""

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from clgemm.kernels import FAMILIES
 from clgemm.kernels.family import Config
+
+# A complex kernel of gpu_tiled takes half a second to build for a CPU, for each pair of operations.
+FAMILIES_AND_CODES = pytest.mark.parametrize(("family", "code"), [
+    pytest.param(family, code, id=f"{family.name}-{code}", marks=[pytest.mark.slow] * is_long)
+    for family in FAMILIES
+    for code in "sdcz"
+    for is_long in [family.name == "gpu_tiled" and code in "cz"]
+])  # fmt: skip
 
 
 def skip_unsupported(device, family, precision):

@@ -9,7 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from affordable import affordable, is_emulated, is_slow_to_build, skip_unsupported
+from affordable import (
+    FAMILIES_AND_CODES,
+    affordable,
+    is_emulated,
+    is_slow_to_build,
+    skip_unsupported,
+)
 from helpers import CPU, pairwise
 
 from clgemm.kernels import BY_NAME, FAMILIES
@@ -66,13 +72,7 @@ def verify(device, config, precision, shape, ops, alpha, beta, rng, gap=None):
     assert np.all(np.isnan(memory[m:]))
 
 
-# A complex kernel of gpu_tiled takes half a second to build for a CPU, for each pair of operations.
-@pytest.mark.parametrize(("family", "code"), [
-    pytest.param(family, code, id=f"{family.name}-{code}", marks=[pytest.mark.slow] * is_long)
-    for family in FAMILIES
-    for code in "sdcz"
-    for is_long in [family.name == "gpu_tiled" and code in "cz"]
-])  # fmt: skip
+@FAMILIES_AND_CODES
 def test_default_is_right_for_all_ops_and_scalars(device, family, code, rng):
     precision = PRECISIONS[code]
     skip_unsupported(device, family, precision)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
-from affordable import affordable
+from affordable import FAMILIES_AND_CODES, affordable
 from helpers import CPU, GPU, pairwise, square
 
 from clgemm.kernels import BY_NAME, FAMILIES
@@ -53,13 +53,7 @@ def ops_of(precision):
     return OPS if precision.is_complex else OPS[:2]
 
 
-# A complex kernel of gpu_tiled takes half a second to build for a CPU, for each pair of operations.
-@pytest.mark.parametrize(("family", "code"), [
-    pytest.param(family, code, id=f"{family.name}-{code}", marks=[pytest.mark.slow] * is_long)
-    for family in FAMILIES
-    for code in "sdcz"
-    for is_long in [family.name == "gpu_tiled" and code in "cz"]
-])  # fmt: skip
+@FAMILIES_AND_CODES
 def test_one_triangle_is_right_and_the_other_its_mirror(device, family, code, rng):
     precision = PRECISIONS[code]
     config = affordable(device, family, precision)
