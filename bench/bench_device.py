@@ -42,7 +42,7 @@ from device_peers import RATE_SIZE, CLBlast, CuBLAS, tuner_results
 from device_rows import Bench, run_all, run_calls
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS

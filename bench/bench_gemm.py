@@ -34,7 +34,7 @@ import numpy as np
 import scipy.linalg.blas
 
 import clgemm
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure import timing
 

@@ -33,6 +33,7 @@ import clgemm
 from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_integer.family import lane_bytes
 from clgemm.kernels.family import KernelSpec
+from clgemm.kernels.integers import integer_defines
 from clgemm.problem import HALF, INTEGERS
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
@@ -83,11 +84,9 @@ def limit(device: Device, precision: Precision) -> float:
     """Measure multiply-adds in registers, in operations a second."""
     family, units = BY_NAME["cpu_integer"], device.traits.compute_units
     width = dict(family.default(device.traits, precision).params)["VW"]
-    defines = {
-        "VW": width, "CHAINS": CHAINS, "BITS": 8 * precision.itemsize,
-        "LANE_BITS": 8 * lane_bytes(precision), "IS_BOOL": int(precision.code == "b1"),
-    }  # fmt: skip
-    spec = KernelSpec(("cpu_integer/types.cl",), "probe", tuple(defines.items()), "")
+    defines = {"VW": width, "CHAINS": CHAINS} | integer_defines(precision, lane_bytes(precision))
+    files = "integers.cl", "cpu_integer/types.cl"
+    spec = KernelSpec(files, "probe", tuple(defines.items()), "")
     kernel = opencl.make_kernel(opencl.build(device.context, source.text(spec) + PROBE), "probe")
     memory = cl.Buffer(device.context, cl.mem_flags.READ_WRITE, (units + 1) * 64 * 8)
     noise = np.random.default_rng(1).integers(0, 256, memory.size, np.uint8)

@@ -21,7 +21,7 @@ import environment
 from alternating import Way
 from on_device import Form, Operands, Product, normal
 
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.errors import ClgemmError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config

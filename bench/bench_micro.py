@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import environment
 import numpy as np
 
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_packed.family import PLANNED
 from clgemm.kernels.family import GEMM_SIGNATURE, Config

@@ -47,7 +47,7 @@ from shapes_report import CLGEMM, ON_DEVICE, ON_HOST, PEER, Row
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure import timing
 

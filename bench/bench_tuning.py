@@ -31,7 +31,7 @@ from tuning_faults import faults
 from tuning_starts import starts
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import host_memory

@@ -13,7 +13,7 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from clgemm.cli.main import versions
+from clgemm.cli.info import versions
 from clgemm.host import openblas
 from clgemm.runtime import processor, registry
 

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 import clgemm
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl
 from clgemm.tuning.measure import timing

@@ -30,7 +30,7 @@ from clgemm.api.arguments import (
     is_device_array,
 )
 from clgemm.api.drop_in import stands_in_for
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
 from clgemm.problem import PRECISIONS, Call
@@ -53,9 +53,10 @@ _DOC = """Compute alpha * op(a) @ op(b) + beta * c in {dtype}.
     alpha : {factor}
         Factor of the product.  If it is 0, the values of `a` and `b` do not matter.
     a : array_like
-        First operand, cast to {dtype} if need be.  A vector is a column, a number is 1 x 1.
+        First operand, op(a) of shape (m, k), cast to {dtype} if need be.  A vector is a column, a
+        number is 1 x 1.
     b : array_like
-        Second operand, likewise.
+        Second operand, op(b) of shape (k, n), likewise.
     beta : {factor}, optional
         Factor of `c`, 0 by default.  If it is 0, the values of `c` do not matter.
     c : array_like, optional
@@ -72,7 +73,7 @@ _DOC = """Compute alpha * op(a) @ op(b) + beta * c in {dtype}.
     Returns
     -------
     numpy.ndarray
-        A Fortran-contiguous array of {dtype}.
+        A Fortran-contiguous array of {dtype}, of shape (m, n).
 
     Raises
     ------
@@ -80,10 +81,19 @@ _DOC = """Compute alpha * op(a) @ op(b) + beta * c in {dtype}.
         If shapes do not match or text is no number: both SciPy's own error and a ValueError.
     TypeError, IndexError, OverflowError
         If an argument cannot be read for its type, for being empty, or for its size.
+    DeviceError
+        If no device is usable{lacks}.
+    MemoryError
+        If there is no memory for the result or, on a device, for Arrays.
 
     See Also
     --------
     scipy.linalg.blas.{name} : The same on the CPU.
+
+    Notes
+    -----
+    Operands may also be `pyopencl.array.Array` of {dtype}, all of them.  They are computed where
+    they lie, on their own queue, and so is what is returned.
 
     Examples
     --------
@@ -148,7 +158,8 @@ def _routine(code: str) -> Routine:
         return _gemm(name, precision, alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
 
     factor = "complex" if precision.is_complex else "float"
-    gemm.__doc__ = _DOC.format(name=name, dtype=precision.dtype, factor=factor)
+    lacks = ", or this one lacks double precision" if precision.is_double else ""
+    gemm.__doc__ = _DOC.format(name=name, dtype=precision.dtype, factor=factor, lacks=lacks)
     gemm.__name__ = gemm.__qualname__ = name
     routine = cast("Routine", stands_in_for(partial(scipy_blas.gemm, code))(gemm))
     routine.typecode = routine.prefix = code
@@ -198,7 +209,7 @@ def _gemm(
         target, beta = _without_c(shape, dtype, beta)
         result = target
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
-    hosted = engine.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
+    hosted = engines.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
     if c is None and beta == 0 and alpha != 0:
         repeated.remember_gemm(a, b, trans_a, trans_b, hosted=hosted)
     return result

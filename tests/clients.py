@@ -12,7 +12,7 @@ import pytest
 from helpers import PATIENCE
 
 from clgemm.interpose.entries import Entry
-from clgemm.problem import address_of
+from clgemm.layouts import address_of
 from clgemm.runtime import machine_code
 
 COMPILER = shutil.which("gcc") or shutil.which("cc")

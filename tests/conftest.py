@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,23 @@ os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device wou
 from interposing import client, originals, paths, restored  # noqa: F401 - fixtures
 
 from clgemm import settings
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.kernels import FAMILIES
 from clgemm.problem import ELEMENTS
 from clgemm.runtime import devices, registry
 from clgemm.runtime.choice import wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from clgemm.kernels.family import KernelFamily
     from clgemm.traits import DeviceTraits
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, which tests press: a shell has what it starts in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:
@@ -48,7 +55,7 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_computed_before() -> None:
     """Let no product be like one of an earlier test."""
-    known = engine.opened()
+    known = engines.opened()
     if known is not None:
         known.repeated.clear()
 
@@ -130,6 +137,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def device(request: pytest.FixtureRequest) -> registry.Device:
     """Give a device on each device present, in turn."""
     return registry.open_device(request.param)
+
+
+@pytest.fixture
+def in_use(device: registry.Device) -> Iterator[registry.Device]:
+    """Give a device on each device present, in turn, which public calls use."""
+    with registry.using(device):
+        yield device
 
 
 @pytest.fixture

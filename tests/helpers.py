@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import reference
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS, Call, Operand, describe
 from clgemm.runtime.opencl import cl
@@ -101,7 +101,7 @@ def square(n, code="s"):
 
 def gemm(alpha, a, b, beta, c, *, conj_a=False, conj_b=False):
     """Compute as the faces do once they have read their arguments."""
-    engine.compute(Call.of(alpha, a, b, beta, c, conj_a, conj_b))
+    engines.compute(Call.of(alpha, a, b, beta, c, conj_a, conj_b))
 
 
 def as_given(call):

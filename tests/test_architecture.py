@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 FUNCTION_LINES = 45
 
 LAYERS = (
-    "lazy_imports",
+    "lazy_imports layouts",
     "problem traits errors settings _version",
     "kernels",
     "runtime",
@@ -168,6 +168,16 @@ def circles(package):
         return False
 
     return sorted(module for module in graph if reaches(module, module, set()))
+
+
+def test_the_page_of_the_house_has_this_list():
+    page = ROOT / "docs" / "architecture.md"
+    if not page.exists():
+        pytest.skip("an installed clgemm has no pages beside it")
+    text = page.read_text(encoding="utf-8").split("## Imports", 1)[1].split("```")[1]
+    drawn = [set(line.split()) for line in text.split("\n")[1:] if line]
+    unsaid = {"_version", "__main__", "__init__"}
+    assert drawn[::-1] == [set(line.split()) - unsaid for line in LAYERS]
 
 
 def test_no_module_imports_upward():

@@ -17,7 +17,7 @@ from helpers import GPU
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.problem import ELEMENTS, PRECISIONS
@@ -63,15 +63,14 @@ def test_every_rung_is_a_point_of_the_space(traits, code):
 
 
 @pytest.fixture
-def in_use(device, monkeypatch):
+def in_use(in_use, monkeypatch):
     """Let calls use a device, and lose no time on exact figures."""
     monkeypatch.setattr(alternating, "BLOCK_SECONDS", 1e-6)
     monkeypatch.setattr(alternating, "BURST", 1)
     monkeypatch.setattr(alternating, "LEAST_BURST", 1)
     monkeypatch.setattr(alternating.timing, "settle", lambda: None)
     monkeypatch.setattr(on_device, "KERNEL_SECONDS", 1e-6)
-    with registry.using(device):
-        yield device
+    return in_use
 
 
 def operands_of(code, count):

@@ -13,16 +13,15 @@ import numpy as np
 
 from clgemm.api import stacks
 from clgemm.errors import GemmArgumentError
+from clgemm.layouts import address_of, layout_of
 from clgemm.problem import (
     ALIGNMENT,
     BY_DTYPE,
     ELEMENT_OF,
     PRECISIONS,
     Call,
-    address_of,
     alignment_class,
     describe,
-    layout_of,
 )
 from clgemm.runtime.opencl_errors import translated_errors
 

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from clgemm.api.arguments import is_device_array
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
+
     from clgemm.runtime.opencl import cl
+
+
+def host_array(x: Any) -> NDArray[Any]:
+    """Return what is to be copied to a device as an array of NumPy's."""
+    host = np.asarray(x)
+    if host.dtype.hasobject:
+        raise TypeError(
+            f"to_device: elements of dtype {host.dtype} are Python objects, which only the host "
+            "has: convert them to numbers first, as by .astype(float)"
+        )
+    return host
 
 
 def span(x: Any) -> tuple[int, int]:

@@ -21,8 +21,8 @@ from clgemm.api.array_decisions import (
     decide_matmul,
     shape_of_product,
 )
-from clgemm.api.array_operands import overlap, queue_of, require_arrays
-from clgemm.dispatch import engine as engines
+from clgemm.api.array_operands import host_array, overlap, queue_of, require_arrays
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.problem import dtype_of_product
 from clgemm.runtime import forks, opencl, registry
@@ -49,7 +49,7 @@ def to_device(x: Any) -> Any:
     Parameters
     ----------
     x : array_like
-        Of any dtype and rank.
+        Of any rank, and any dtype but object.
 
     Returns
     -------
@@ -61,6 +61,10 @@ def to_device(x: Any) -> Any:
     ------
     DeviceError
         If no device is usable.
+    TypeError
+        If elements are Python objects.
+    MemoryError
+        If the device has no memory for it.
 
     Examples
     --------
@@ -76,7 +80,7 @@ def to_device(x: Any) -> Any:
     if device is None:
         raise DeviceError(f"to_device: {forks.WHY_NOT}")
     _, state = registry.of_queue(device.queue)
-    host = np.asarray(x)
+    host = host_array(x)
     if not (host.flags.c_contiguous or host.flags.f_contiguous):
         host = np.array(host, order="C")  # strides of 0 are copied, gaps are not
     return opencl.arrays().to_device(device.queue, host, allocator=state.allocator)

@@ -9,7 +9,7 @@ import numpy as np
 
 from clgemm.api import stacks
 from clgemm.api.arguments import as_transposition, is_device_array
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.dispatch.explanation import Explanation, unmeasured
 from clgemm.problem import AS_GIVEN, BY_DTYPE, ELEMENT_OF, ELEMENTS, Call
 
@@ -29,16 +29,18 @@ def explain(
     trans_a: int = 0,
     trans_b: int = 0,
 ) -> Explanation:
-    """Tell what a product would do, and why, without computing it.
+    """Tell where a product would be computed, how, and why.
 
-    Parameters that are not known yet are found first, as by a first call.  Break-evens are not
-    measured: where there are none, the answer says that the size decided.
+    What a first call finds out is found out first: parameters, by a search if need be, and where
+    predictions leave open which side is faster, a few runs on both.  Where nothing is known of
+    either side, the answer says that the size decided.
 
     Parameters
     ----------
     a, b : array_like
-        Operands of `clgemm.matmul` or of a gemm: matrices, or stacks of them.  Their values do not
-        matter, and arrays that come from `numpy.empty` cost nothing.
+        Operands of `clgemm.matmul` or of a gemm: matrices, or stacks of them, of shapes (..., m, k)
+        and (..., k, n) once `trans_a` and `trans_b` are applied, or vectors.  Of any dtype.  Their
+        values do not matter, and arrays that come from `numpy.empty` cost nothing.
     c : array_like, optional
         What a gemm adds to, or the `out` of `matmul`.  By default a new array: C-ordered, as
         `matmul` makes it, if the call is one that `matmul` could do, else F-ordered.
@@ -58,7 +60,9 @@ def explain(
     TypeError
         For arrays on a device, which are always computed there.
     ValueError
-        If the shapes do not match.
+        If the shapes do not match, or an operand has no axis.
+    GemmArgumentError
+        If `trans_a` or `trans_b` is none of 0, 1 and 2.
     DeviceError
         If no device is usable.
 
@@ -75,20 +79,13 @@ def explain(
         )
     trans_a = as_transposition("explain", "trans_a", trans_a)
     trans_b = as_transposition("explain", "trans_b", trans_b)
-    x, y = np.asarray(a), np.asarray(b)
-    x, y = (x.T if trans_a else x), (y.T if trans_b else y)
-    x, y = (x if x.ndim > 1 else x[None]), (y if y.ndim > 1 else y[:, None])
-    if x.shape[-1] != y.shape[-2]:
-        raise ValueError(
-            f"explain: op(a) is {x.shape} and op(b) is {y.shape}: the inner dimensions differ, "
-            f"{x.shape[-1]} != {y.shape[-2]}"
-        )
+    x, y = _matrices(a, b, trans_a, trans_b)
     shape = (*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1])
     dtype = np.result_type(x.dtype, y.dtype)
     computed = np.dtype(np.float32) if dtype == np.float16 else dtype
     plain = alpha == 1 and beta == 0 and not trans_a and not trans_b
     if computed not in (AS_GIVEN if plain else BY_DTYPE):
-        return Explanation(f"{shape} {dtype}", "host", "NumPy computes types that BLAS has not")
+        return Explanation(f"{shape} {dtype}", "host", "no kernel computes such products")
     out = np.empty(shape, computed, "C" if plain else "F") if c is None else np.asarray(c)
     if out.shape != shape:
         raise ValueError(f"explain: c is {out.shape} and the result is {shape}")
@@ -99,13 +96,30 @@ def explain(
     return _of_stack(x, y, out, beta != 0, trans_a == conj, trans_b == conj)
 
 
+def _matrices(a: Any, b: Any, trans_a: int, trans_b: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return op(a), up to conjugation, and op(b) as matrices or stacks that match."""
+    x, y = np.asarray(a), np.asarray(b)
+    if not (x.ndim and y.ndim):
+        raise ValueError(
+            f"explain: a is {x.shape} and b is {y.shape}: an operand has one axis at least"
+        )
+    x, y = (x.T if trans_a else x), (y.T if trans_b else y)
+    x, y = (x if x.ndim > 1 else x[None]), (y if y.ndim > 1 else y[:, None])
+    if x.shape[-1] != y.shape[-2]:
+        raise ValueError(
+            f"explain: op(a) is {x.shape} and op(b) is {y.shape}: the inner dimensions differ, "
+            f"{x.shape[-1]} != {y.shape[-2]}"
+        )
+    return x, y
+
+
 def _of_stack(
     a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], reads_c: bool, conj_a: bool, conj_b: bool
 ) -> Explanation:
     problems = stacks.fold(a, b, c) if c.ndim > 2 else [(a, b, c)]
     x, y, out = problems[0]
     call = Call.of(1.0, x, y, float(reads_c), out, conj_a, conj_b)
-    found = engine.explain(call)
+    found = engines.explain(call)
     return replace(found, calls=len(problems))
 
 

@@ -6,7 +6,7 @@ import functools
 import warnings
 from typing import TYPE_CHECKING
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.host import blas as host_blas
@@ -25,7 +25,7 @@ def is_small(multiplications: int) -> bool:
 
 
 def compute(call: Call, by_host: Callable[[Call], object]) -> bool:
-    """Compute a call as `engine.compute` does, and integers without any device if there is none.
+    """Compute a call as `engines.compute` does, and integers without any device if there is none.
 
     Returns
     -------
@@ -33,9 +33,9 @@ def compute(call: Call, by_host: Callable[[Call], object]) -> bool:
         Whether the host was found to be faster, and has computed it.
     """
     if call.c.dtype not in INTEGER_DTYPES:
-        return engine.compute(call, by_host)
+        return engines.compute(call, by_host)
     try:
-        return engine.compute(call, by_host)
+        return engines.compute(call, by_host)
     except (DeviceError, MemoryError) as error:
         _warn_once(f"NumPy multiplies integers from here on where a device fails: {error}")
         host_blas.multiply(call)  # this one alone: a later call may find the device well

@@ -58,7 +58,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     Parameters
     ----------
     x1, x2 : array_like
-        Used where they lie: only another type, byte order or alignment costs a copy here.
+        Of shapes (..., m, k) and (..., k, n), or vectors; NumPy's or `pyopencl.array.Array`, both
+        of a kind.  Used where they lie: only another type, byte order or alignment costs a copy.
     out : ndarray or tuple of one ndarray, optional
         Where the result is stored, and what is returned.  It is computed in place if type, layout
         and memory allow, in a temporary otherwise.
@@ -68,30 +69,34 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     Returns
     -------
     ndarray or scalar
-        A scalar if both operands have one axis; a subclass where ufuncs return one.
+        Of shape (..., m, n).  A scalar if both operands have one axis; a subclass where ufuncs
+        return one; an Array on the device if the operands are Arrays.
 
     Raises
     ------
     TypeError, ValueError
         Where `numpy.matmul` raises them; TypeError also where operands on a device
         (`pyopencl.array.Array`) meet operands on the host.
+    DeviceError
+        If no device is usable, or this one lacks the type, as some have no double precision.
+    MemoryError
+        If there is no memory for the result or, on a device, for Arrays.
 
     Notes
     -----
     *Types.* float32, float64, complex64 and complex128 products are computed on the device, in
-    that type.  float16 products are computed in float32 and rounded once, at the end.  Products of
+    that type.  float16 products are summed in float32 and rounded once, at the end.  Products of
     integers and of bool have NumPy's values, to the bit: integers wrap around.  They are computed
-    on CPUs and GPUs, and by NumPy where its loop takes less time.  Long
-    double and object products are computed by NumPy.  Operands on a device are of one type, and
-    integers and bool are computed there as well.
+    on CPUs and GPUs, and by NumPy where its loop takes less time.  Long double and object products
+    are computed by NumPy.  Operands on a device are of one type, any but those two.
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
     or an invalid operation in the product: infinities and NaNs appear without a warning.
 
     *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  So does a device, in about half
-    the time of another product; a GPU only from some 3 * 10**9 floating-point operations and
-    inner extents of 256 on.  Where the host's gemm computes, or where
-    operands are copied to the device in several blocks, it need not be.
+    the time of another product; a GPU only from some 3 * 10**9 floating-point operations and inner
+    extents of 256 on.  Where the host's gemm computes, or where operands are copied to the device
+    in several blocks, it need not be.
 
     Examples
     --------

@@ -13,8 +13,8 @@ import numpy as np
 
 from clgemm.api.arguments import as_factor, as_flag, as_transposition
 from clgemm.api.array_decisions import require_element_type, shape_of_product
-from clgemm.api.array_operands import overlap, queue_of, require_arrays, span
-from clgemm.dispatch import engine
+from clgemm.api.array_operands import host_array, overlap, queue_of, require_arrays, span
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import Call
@@ -35,7 +35,7 @@ def to_device(x: Any) -> Any:
     device = registry.opened()
     if device is None:
         raise DeviceError(f"to_device: no device is open yet, and {WHY_HOST}: call again later")
-    return opencl.arrays().to_device(device.queue, np.asarray(x))
+    return opencl.arrays().to_device(device.queue, host_array(x))
 
 
 def matmul(a: Any, b: Any, out: Any) -> Any:
@@ -74,7 +74,7 @@ def gemm(
         product = np.zeros(shape, precision.dtype, "F")
         beta = beta if c is None and not cmath.isfinite(beta) else 0.0
     conj = _CONJUGATE if precision.is_complex else None
-    engine.compute(
+    engines.compute(
         Call.of(
             alpha, x.T if trans_a else x, y.T if trans_b else y, beta, product,
             trans_a == conj, trans_b == conj,

@@ -13,17 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import (
-    AS_GIVEN,
-    INTEGER_DTYPES,
-    Call,
-    address_of,
-    dtype_of_product,
-    is_same_memory,
-)
+from clgemm.layouts import address_of, is_same_memory
+from clgemm.problem import AS_GIVEN, INTEGER_DTYPES, Call, dtype_of_product
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:

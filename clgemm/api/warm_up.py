@@ -10,7 +10,7 @@ import numpy as np
 from clgemm import settings
 from clgemm.api.arguments import is_device_array
 from clgemm.api.matmul import matmul
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.dispatch.route import is_small
 from clgemm.problem import AS_GIVEN, BY_DTYPE
 

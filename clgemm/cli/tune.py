@@ -14,7 +14,7 @@ import numpy as np
 
 from clgemm import blas, settings
 from clgemm.cli import values
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.errors import ClgemmError
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import devices, registry

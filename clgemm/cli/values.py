@@ -53,3 +53,10 @@ def seconds(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return number
+
+
+def add_precision(command: argparse.ArgumentParser, *names: str) -> None:
+    """Add an argument for the letters of precisions, by default all, to a command's parser."""
+    command.add_argument(
+        *names, default="".join(PRECISIONS), type=letters, help="BLAS letters, e.g. sd"
+    )

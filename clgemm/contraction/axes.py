@@ -32,6 +32,11 @@ def transpose(a: Any, axes: Any = None) -> Any:
     ndarray
         A view; of an Array on the device an Array, copied if a view could not be brought back.
 
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.transpose` raises them.
+
     Examples
     --------
     >>> import numpy as np
@@ -61,6 +66,11 @@ def matrix_transpose(x: Any, /) -> Any:
     -------
     ndarray
         A view; of an Array on the device an Array, copied if a view could not be brought back.
+
+    Raises
+    ------
+    ValueError
+        Where `numpy.matrix_transpose` raises them.
 
     Examples
     --------

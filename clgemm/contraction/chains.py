@@ -34,7 +34,14 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
     Returns
     -------
     ndarray or scalar
-        An Array on the device if the operands are Arrays.
+        With the rows of the first one and the columns of the last one, as far as they have them; an
+        Array on the device if the operands are Arrays.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.linalg.multi_dot` raises them, LinAlgError among them; TypeError also where
+        operands on a device (`pyopencl.array.Array`) meet operands on the host.
 
     Examples
     --------

@@ -45,7 +45,8 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     Returns
     -------
     ndarray or scalar
-        An Array on the device if the operands are Arrays.
+        The axes of `a` but its last one, then those of `b` but the one that is summed over; an
+        Array on the device if the operands are Arrays.
 
     Raises
     ------
@@ -96,6 +97,12 @@ def inner(a: Any, b: Any, /) -> Any:
     ndarray or scalar
         Of shape ``(*a.shape[:-1], *b.shape[:-1])``; an Array on the device if the operands are.
 
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.inner` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
+
     Examples
     --------
     >>> inner([[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]])
@@ -129,6 +136,12 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     -------
     ndarray
         The other axes of `a`, then those of `b`; an Array on the device if the operands are.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.tensordot` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
 
     Examples
     --------
@@ -173,6 +186,12 @@ def vdot(a: Any, b: Any, /) -> Any:
         By NumPy itself, which reads each element once; an Array without axes if the operands are
         Arrays on a device.
 
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.vdot` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
+
     Examples
     --------
     >>> vdot(np.array([1j, 2.0]), np.array([1j, 2.0]))
@@ -200,7 +219,14 @@ def vecdot(x1: Any, x2: Any, /, *given: Any, **more: Any) -> Any:
     Returns
     -------
     ndarray or scalar
-        By NumPy itself, which reads each element once; an Array if the operands are on a device.
+        Of the shape to which the other axes broadcast.  By NumPy itself, which reads each element
+        once; an Array if the operands are on a device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.vecdot` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
 
     Examples
     --------
@@ -236,6 +262,12 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
     -------
     ndarray
         By NumPy itself, as fast as memory takes it; an Array if the operands are on a device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where `numpy.outer` raises them; TypeError also where operands on a device
+        (`pyopencl.array.Array`) meet operands on the host.
 
     Examples
     --------

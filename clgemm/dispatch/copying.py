@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.problem import Call, expressible, layout_of
+from clgemm.layouts import expressible, layout_of
+from clgemm.problem import Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable

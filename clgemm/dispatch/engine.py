@@ -1,4 +1,4 @@
-"""A device and what was decided on it: arrays in, array out.
+"""A device and what was decided on it.
 
 Each kind of call (equal shapes, strides, types, flags and modes) is decided on once: where it runs,
 with which parameters, what is copied.  What comes of it, a `Decision` with its `Runner`, is kept,
@@ -9,46 +9,30 @@ that this very call needs are searched for; its own product may be tried on both
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
-import sys
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clgemm import settings
-from clgemm.dispatch import multi_device
+from clgemm.dispatch import building, multi_device
 from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
 from clgemm.dispatch.copying import CopyingRunner, copied_call
-from clgemm.dispatch.explanation import explained, unmeasured
+from clgemm.dispatch.explanation import explained
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.times import CopiedTimes, usual_seconds
 from clgemm.dispatch.trial import Sides, Trials
-from clgemm.errors import BuildError, ClgemmError, NoKernelError
+from clgemm.errors import ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
-from clgemm.kernels import BY_NAME, LAST_RESORT
-from clgemm.kernels.half import in_single, with_copies
-from clgemm.kernels.mirror import where_it_pays
-from clgemm.problem import (
-    ELEMENT_OF,
-    HALF,
-    INTEGERS,
-    PRECISIONS,
-    Call,
-    aligned,
-    describe,
-    layout_of,
-)
-from clgemm.runtime import forks, reentry, registry
-from clgemm.runtime.kernel_runner import KernelRunner
-from clgemm.runtime.opencl_errors import is_transient, translated, translated_errors
+from clgemm.layouts import aligned, layout_of
+from clgemm.problem import ELEMENT_OF, INTEGERS, PRECISIONS, Call, describe
+from clgemm.runtime import reentry
+from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.runtime.processor import usable_cores
 from clgemm.streaming.copy_threads import CopyThreads
 from clgemm.streaming.runner import StreamingRunner, must_copy
@@ -58,28 +42,21 @@ from clgemm.tuning.tuner import Parameters
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from numpy.typing import NDArray
-
     from clgemm.dispatch.explanation import Explanation
     from clgemm.dispatch.route import Times
     from clgemm.dispatch.times import BreakEven
-    from clgemm.kernels.family import Config, Plan
     from clgemm.problem import Gemm, Precision
     from clgemm.runtime.device import Device
-    from clgemm.runtime.opencl import cl
-    from clgemm.runtime.queues import QueueState
+    from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.runtime.runner import Runner
     from clgemm.settings import Modes
-    from clgemm.traits import DeviceTraits
     from clgemm.tuning.results import Effort, Result
 
     ByHost = Callable[[Call], object]
 
 log = logging.getLogger(__name__)
 
-LONG_FLOPS = 4e9  # a second on a slow CPU; a tenth of a millisecond more does not matter here
 MOST_DECISIONS = 4096  # more kinds of calls than this in one process: start over rather than grow
-LATE_SECONDS = 20.0  # a process that ran for so long measures break-evens at its end
 
 _HOST = host_blas.HostRunner()
 
@@ -160,15 +137,32 @@ class Engine:
             openblas.follow()
         return units
 
-    def compute(self, call: Call, modes: Modes, by_host: ByHost | None = None) -> bool:
+    def compute(
+        self,
+        call: Call,
+        modes: Modes,
+        partners: tuple[Engine, ...] = (),
+        by_host: ByHost | None = None,
+    ) -> bool:
         """Compute a call of NumPy's arrays; there is something to multiply.
+
+        Parameters
+        ----------
+        call : Call
+            The call.
+        modes : Modes
+            Those in force.
+        partners : tuple of Engine
+            What shares large calls with this one.
+        by_host : callable, optional
+            Computes a call on the host; SciPy's gemm by default.
 
         Returns
         -------
         bool
             Whether `by_host` has computed it.
         """
-        decision = self.decide(call, modes, partners_of(self))
+        decision = self.decide(call, modes, partners)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s", self.explain(decision, transposed=call.transposed))
         if decision.runner is _HOST:
@@ -217,7 +211,8 @@ class Engine:
             inner = self.decide(copied_call(call, values=False)[0], modes, partners)
             if inner.runner is _HOST:  # which copies what it has to
                 return inner._replace(copied=copied)
-            runner = CopyingRunner(partial(self.compute, modes=modes), inner.runner)
+            compute = partial(self.compute, modes=modes, partners=partners)
+            runner = CopyingRunner(compute, inner.runner)
             return inner._replace(runner=runner, copied=copied)
         precision = ELEMENT_OF[call.c.dtype]
         problem = describe(*call.operands, call.c, reads_c=call.beta != 0, is_gram=call.is_gram)
@@ -244,7 +239,7 @@ class Engine:
 
     def _decide_on_integers(self, call: Call, problem: Gemm, modes: Modes) -> Decision:
         """Decide where calls of a kind run of which the host has no BLAS."""
-        traits = _within_limits(self.device.traits, self.units())
+        traits = building.within_limits(self.device.traits, self.units())
         chosen = route_integers(traits, problem, modes.route)
         if traits.unified_memory and must_copy(self.device, problem):
             chosen = Route(HOST, "it does not fit the device, which integers have to")
@@ -382,28 +377,8 @@ class Engine:
         return self.build(problem)
 
     def build(self, problem: Gemm) -> KernelRunner:
-        """Build the plan of a problem, with the next family if a driver refuses the first one's."""
-        device, traits = self.device, _within_limits(self.device.traits, self.units())
-        while True:
-            config, plan = self._plan(traits, problem)
-            try:
-                with device.building():
-                    long = problem.flops >= LONG_FLOPS
-                    return KernelRunner(device, problem, plan, config=config, long=long)
-            except BuildError as error:
-                if config.family == LAST_RESORT.name or is_transient(error.__cause__):
-                    raise
-                self.parameters.refused.add(config.family)
-                log.warning("%s is not used on %s from here on: %s", config.family, device, error)
-
-    def _plan(self, traits: DeviceTraits, problem: Gemm) -> tuple[Config, Plan]:
-        """Choose a configuration, and lay out the launches."""
-        if problem.precision == HALF.code and self.parameters.claimed(problem) is None:
-            config, plan = self._plan(traits, in_single(problem))
-            return config, with_copies(traits, problem, plan)
-        problem = where_it_pays(traits, problem)
-        config = self.parameters.config_for(problem)
-        return config, BY_NAME[config.family].plan(traits, problem, config)
+        """Make what computes a problem whose operands lie on the device; see `building.build`."""
+        return building.build(self.device, self.parameters, problem, self.units())
 
     def explain(self, decision: Decision, *, transposed: bool) -> Explanation:
         """Tell what calls of a kind do; in the caller's terms if C is transposed."""
@@ -439,168 +414,3 @@ class Engine:
             for key in set(self.decisions) - before:
                 if isinstance(key, tuple) and key[0] == modes:
                     self.decisions.pop(key, None)
-
-
-def _within_limits(traits: DeviceTraits, units: int) -> DeviceTraits:
-    """Return a device's facts with no more memory and compute units than the user allows it."""
-    allowed = settings.device_memory_bytes()
-    if allowed is None and units == traits.compute_units:
-        return traits
-    allowed = sys.maxsize if allowed is None else allowed
-    return replace(
-        traits,
-        compute_units=units,
-        global_memory=min(traits.global_memory, allowed),
-        max_allocation=min(traits.max_allocation, allowed),
-    )
-
-
-_engines: dict[Device, Engine] = {}
-_begun = time.monotonic()
-
-
-def of(device: Device) -> Engine:
-    """Return the engine of a device."""
-    engine = _engines.get(device)
-    if engine is None:
-        engine = _engines.setdefault(device, Engine(device))
-    return engine
-
-
-def current() -> Engine | None:
-    """Return the engine of the device that calls use; None if the host must do: see `registry`."""
-    device = registry.current()
-    return None if device is None else of(device)
-
-
-def opened() -> Engine | None:
-    """Return the engine that calls use if there is one; opens nothing."""
-    device = registry.opened()
-    return None if device is None else _engines.get(device)
-
-
-def partners_of(engine: Engine) -> tuple[Engine, ...]:
-    """Return the engines that share large calls with this one."""
-    others = registry.others()
-    if not others or engine.device is not registry.opened():
-        return ()
-    return tuple(of(device) for device in others)
-
-
-def of_queue(queue: cl.CommandQueue) -> tuple[Engine, QueueState]:
-    """Return the engine that works in the context of a queue of the caller's, and its state."""
-    device, state = registry.of_queue(queue)
-    return of(device), state
-
-
-def _nested(call: Call, by_host: ByHost | None = None) -> bool:
-    """Compute a call that comes from within another one: without a lock, and without a word."""
-    if call.c.size and (call.alpha == 0 or call.a.shape[-1] == 0):
-        _scale(call.c, call.beta)
-    elif call.c.size:
-        (by_host or host_blas.gemm)(call)
-    return False
-
-
-@reentry.entry(_nested)
-def compute(call: Call, by_host: ByHost | None = None) -> bool:
-    """Compute ``c[...] = alpha * op(a) @ op(b) + beta * c`` with arrays of NumPy's.
-
-    Parameters
-    ----------
-    call : Call
-        If beta == 0, `c` is not read; if alpha == 0, `a` and `b` are not.  All three are of one
-        dtype (float32, float64, complex64 or complex128, native byte order) and rank, and aligned
-        as NumPy means it; strides are free.  `c` must overlap neither `a` nor `b`.
-    by_host : callable, optional
-        Computes a call on the host; SciPy's gemm by default.
-
-    Returns
-    -------
-    bool
-        Whether the host was found to be faster, and has computed it.
-
-    Raises
-    ------
-    DeviceError
-        If no device is usable or this one lacks the precision.
-    MemoryError
-        If the device has no memory for the operands.
-    """
-    if call.c.size == 0:
-        return False
-    if call.alpha == 0 or call.a.shape[-1] == 0:
-        _scale(call.c, call.beta)
-        return False
-    modes = settings.modes()
-    engine = None if modes.route == HOST else current()
-    if engine is None:
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("%s", _on_host(call, modes))
-        (by_host or host_blas.gemm)(call)
-        return False
-    return engine.compute(call, modes, by_host) and modes.route == "auto"
-
-
-def _explain_nested(call: Call) -> Explanation:
-    return _explain_host(call, reentry.WHY_HOST)
-
-
-@reentry.entry(_explain_nested)
-def explain(call: Call) -> Explanation:
-    """Tell what `compute` would do with a call; there is something to multiply."""
-    modes = settings.modes()
-    engine = None if modes.route == HOST else current()
-    if engine is None:
-        return _on_host(call, modes)
-    decision = engine.decide(call, modes, partners_of(engine))
-    return engine.explain(decision, transposed=call.transposed)
-
-
-def _on_host(call: Call, modes: Modes) -> Explanation:
-    return _explain_host(call, "CLGEMM_ROUTE=host" if modes.route == HOST else forks.WHY_NOT)
-
-
-def _explain_host(call: Call, why: str) -> Explanation:
-    c = call.c.swapaxes(-1, -2) if call.transposed else call.c
-    k = call.a.shape[-1]
-    return unmeasured(ELEMENT_OF[c.dtype], k, c.shape, why)
-
-
-def _scale(c: NDArray[Any], beta: complex) -> None:
-    if beta == 0:
-        c[...] = 0
-    elif beta != 1:
-        with np.errstate(all="ignore"):
-            c *= c.dtype.type(beta)
-
-
-def _forget(device: Device) -> None:
-    _engines.pop(device, None)
-
-
-def _after_fork_in_child() -> None:
-    for engine in _engines.values():
-        forks.keep_for_ever(engine)
-    _engines.clear()
-
-
-@atexit.register
-@reentry.entry()
-def _measure_break_evens() -> None:
-    """Measure, for later processes, what this one had to do without.
-
-    Only for CPU devices, whose kernels are built by then or soon, and only at the end of a process
-    that ran for so long that half a second more is nothing.
-    """
-    engine = opened()
-    if engine is None or time.monotonic() - _begun < LATE_SECONDS:
-        return
-    for precision in PRECISIONS.values():
-        if engine.device.traits.unified_memory and engine.break_evens.is_missing(precision):
-            engine.try_to_measure(precision)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
-registry.forgetting.append(_forget)

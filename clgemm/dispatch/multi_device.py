@@ -16,6 +16,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from clgemm.dispatch.times import overlapped
 from clgemm.problem import PRECISIONS
 from clgemm.runtime.interrupt import Stop, until_done
 from clgemm.runtime.opencl_errors import translated_errors
@@ -42,9 +43,9 @@ LEAST_WORK = 1.2
 """Seconds predicted for the kernels on one device, over those of the host's copies for all of them.
 Below it one device alone is as fast: two H200s had .65 of its rate at .9, .69 at 1.0, and 1.28 at
 1.8."""
-NOT_BESIDE = 0.75
-"""Of the shorter one of kernels and these copies, that is not hidden behind the other: two H200s
-took 1.10 s where .61 and .69 were predicted, and .52 where .30 and .34."""
+COPIES_EXPOSED = 0.75
+"""Of the shorter one of kernels and these copies, that is not hidden by the other: two H200s took
+1.10 s where .61 and .69 were predicted, and .52 where .30 and .34."""
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
 
@@ -280,8 +281,7 @@ class _Copied(NamedTuple):
     @property
     def seconds(self) -> float:
         """Estimate it on equal devices."""
-        each = self.kernels / self.devices
-        return max(each, self.copies) + NOT_BESIDE * min(each, self.copies)
+        return overlapped(self.copies, self.kernels / self.devices, COPIES_EXPOSED)
 
 
 def copying(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -39,7 +39,7 @@ COPIED_FIRST = 1e-4, 1 / 13e9
 """Seconds of a product whose operands are copied whole: of the call, and of a byte."""
 COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
 """The same in blocks, which threads copy while kernels run, ..."""
-NOT_BESIDE = 0.15  # ... of which this part of the shorter one is not hidden behind the other
+BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden by the other
 BESIDE_GPU = {4: 70e9, 8: 32e9}
 """Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
@@ -182,8 +182,12 @@ def copied_seconds(nbytes: int, kernels: float) -> float:
         start, each = COPIED_FIRST
         return start + nbytes * each + kernels
     start, each = COPIED_IN_BLOCKS
-    copies = nbytes * each
-    return start + max(copies, kernels) + NOT_BESIDE * min(copies, kernels)
+    return start + overlapped(nbytes * each, kernels, BLOCKS_EXPOSED)
+
+
+def overlapped(copies: float, kernels: float, exposed: float) -> float:
+    """Estimate copies and kernels that run at once, a part of the shorter one `exposed`."""
+    return max(copies, kernels) + exposed * min(copies, kernels)
 
 
 class CopiedTimes(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm import settings
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.dispatch.route import DEVICE, SMALL_SHARED, SMALL_WITH_COPIES, route
 from clgemm.errors import ClgemmError
 from clgemm.host import spinning

@@ -243,6 +243,19 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
     ----------
     least : int, optional
         As of `install`.
+
+    Warns
+    -----
+    ClgemmWarning
+        As `install` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = np.ones((300, 300), np.float32)
+    >>> with interposed():
+    ...     bool((a @ a == 300).all())
+    True
     """
     if not _is_possible():
         yield

@@ -1,7 +1,8 @@
 """Kernel families.  This package is text and integers: it imports no OpenCL.
 
 ``family`` says what a family is, ``costs`` what its problems cost, ``mirror`` has the last launch
-of Gram products, which families share, and ``half`` makes a plan for float16 of one for float32.
+of Gram products, which families share, ``integers`` the types of those of integers, and ``half``
+makes a plan for float16 of one for float32.
 ``source`` makes the text of a kernel, and ``ptx`` changes what a compiler made of it.
 """
 

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
     reason: str
     """Why these, in words."""
     contexts: tuple[cl.Context | None, ...]
-    """Of each, in which it was tried."""
+    """Of each, in which it was probed."""
 
 
 def _speed(traits: DeviceTraits) -> tuple[bool, int, bool, int]:
@@ -93,7 +93,7 @@ def _names(found: tuple[Found, ...], wish: str) -> list[str]:
 
 def _working(candidates: list[Found]) -> Iterator[tuple[Found, cl.Context | None]]:
     for candidate in candidates:
-        fault, context = devices.try_out(candidate.device, kept_for(candidate.traits))
+        fault, context = devices.probe(candidate.device, kept_for(candidate.traits))
         if not fault:
             yield candidate, context
             continue

@@ -1,4 +1,4 @@
-"""Devices: find them, read their traits, try them, choose one."""
+"""Devices: find them, read their traits, probe them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ QUIRKS = (
           (("kind", "other"), ("unified_memory", False)), name="llvmpipe"),
 )  # fmt: skip
 
-PROBE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
+PROBE_SOURCE = "__kernel void probe(__global int *x) { x[get_global_id(0)] += 41; }"
 
 
 class Found(NamedTuple):
@@ -116,8 +116,8 @@ def _has_system_svm(device: cl.Device) -> bool:
         return False  # OpenCL before 2.0 does not know the question
 
 
-class Trial(NamedTuple):
-    """What came of trying a device."""
+class Probe(NamedTuple):
+    """What came of probing a device."""
 
     fault: str
     """What went wrong, "" if nothing did."""
@@ -126,24 +126,24 @@ class Trial(NamedTuple):
 
 
 def works(device: cl.Device, binaries: Binaries | None = None) -> str:
-    """Try a device as `try_out` does; return what went wrong, or "" if nothing did."""
-    return try_out(device, binaries).fault
+    """Probe a device; return what went wrong, or "" if nothing did."""
+    return probe(device, binaries).fault
 
 
-def try_out(device: cl.Device, binaries: Binaries | None = None) -> Trial:
+def probe(device: cl.Device, binaries: Binaries | None = None) -> Probe:
     """Build and run a tiny kernel.
 
     Parameters
     ----------
     device : cl.Device
-        To be tried.
+        To be probed.
     binaries : Binaries, optional
         Where compiled programs are kept: compiling the kernel takes longer than all the rest.
     """
     try:
         context = cl.Context([device])
         queue = cl.CommandQueue(context)
-        kernel = opencl.make_kernel(compiled(context, PROBE, binaries), "probe")
+        kernel = opencl.make_kernel(compiled(context, PROBE_SOURCE, binaries), "probe")
         memory = cl.Buffer(context, cl.mem_flags.READ_WRITE, 4)
         answer = bytearray((1).to_bytes(4, sys.byteorder))
         cl.enqueue_copy(queue, memory, answer)
@@ -152,11 +152,11 @@ def try_out(device: cl.Device, binaries: Binaries | None = None) -> Trial:
         cl.enqueue_copy(queue, answer, memory)
         queue.finish()
     except Exception as error:  # noqa: BLE001 - a broken driver may raise anything
-        return Trial(str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
+        return Probe(str(error).strip().splitlines()[0] if str(error) else type(error).__name__)
     value = int.from_bytes(answer, sys.byteorder)
     if value != 42:
-        return Trial(f"the probe kernel computed {value} instead of 42")
-    return Trial("", context)
+        return Probe(f"the probe kernel computed {value} instead of 42")
+    return Probe("", context)
 
 
 def _once_more(platform: cl.Platform) -> list[cl.Device]:
@@ -174,7 +174,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def find() -> tuple[Found, ...]:
-    """List every device of every platform, untried.
+    """List every device of every platform, not probed yet.
 
     The list is kept once every driver has answered: one that is short of memory may do so later.
     """

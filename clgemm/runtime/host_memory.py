@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.problem import layout_of
+from clgemm.layouts import layout_of
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:

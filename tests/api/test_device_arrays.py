@@ -12,7 +12,7 @@ import reference
 from helpers import pairwise
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import opencl, registry
 from clgemm.runtime.opencl import cl
@@ -195,6 +195,11 @@ def test_to_device_and_back(device, rng):
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
 
 
+def test_python_objects_stay_on_the_host(device):
+    with registry.using(device), pytest.raises(TypeError, match=r"to_device: .* dtype object are"):
+        clgemm.to_device(np.array([1, None]))
+
+
 def test_whatever_lies_on_the_host_is_copied(device, rng):
     x = rng.uniform(-1, 1, (6, 8)).astype(np.float32)
     rows = np.lib.stride_tricks.sliding_window_view(x, 3, axis=1)
@@ -257,7 +262,7 @@ def test_a_table_of_slices_is_one_decision(device):
     rng = np.random.default_rng(8)
     host = rng.standard_normal((600, 48)).astype(np.float32)
     with registry.using(device):
-        known = engine.of(device).decisions
+        known = engines.of(device).decisions
         table, b = clgemm.to_device(host), clgemm.to_device(host[:48])
         before = len(known)
         for i in range(560):

@@ -9,7 +9,7 @@ from helpers import square
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.problem import GENERAL, HERMITIAN, PRECISIONS, SYMMETRIC, Call
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -40,7 +40,7 @@ def triangle(device, a, b, c=None, alpha=1.0, beta=0.0, *, conj_a=False, conj_b=
     """Tell what a call is taken for."""
     c = np.zeros((a.shape[-2], b.shape[-1]), a.dtype) if c is None else c
     call = Call.of(alpha, a, b, beta, c, conj_a, conj_b)
-    return engine.of(device).decide(call, settings.modes()).problem.triangle
+    return engines.of(device).decide(call, settings.modes()).problem.triangle
 
 
 @pytest.mark.parametrize("order", "CF")

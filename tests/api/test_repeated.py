@@ -10,7 +10,7 @@ from helpers import run_python
 
 import clgemm
 from clgemm.api import repeated, small
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas, threads
 from clgemm.problem import PRECISIONS
@@ -23,13 +23,13 @@ M, N, K = 90, 70, 80
 def shortly(device, monkeypatch):
     """Let the device compute, and refuse the long way from the second call on."""
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
-    engine.of(device).forget()
+    engines.of(device).forget()
 
     def use():
-        monkeypatch.setattr(engine, "compute", None)
+        monkeypatch.setattr(engines, "compute", None)
 
     yield use
-    engine.of(device).forget()
+    engines.of(device).forget()
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
 
 def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monkeypatch):
     a, b = operands
-    known = engine.of(device)
+    known = engines.of(device)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     repeated.remember(a, b, None, hosted=True)
     repeated.remember_gemm(a, b, 0, 0, hosted=True)

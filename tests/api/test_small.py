@@ -10,7 +10,7 @@ import scipy.linalg.blas
 
 import clgemm
 from clgemm.api import small
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -25,7 +25,7 @@ def auto(monkeypatch):
     def compute(_call, _by_host=None):
         raise AssertionError("a small product took the long way")
 
-    monkeypatch.setattr(engine, "compute", compute)
+    monkeypatch.setattr(engines, "compute", compute)
 
 
 @pytest.mark.usefixtures("auto")

@@ -8,7 +8,7 @@ from helpers import entry_with
 
 import clgemm
 from clgemm.api import warm_up as face
-from clgemm.dispatch import break_even, engine
+from clgemm.dispatch import break_even, engine, engines
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, opencl, programs, registry
 from clgemm.runtime.device import Device
@@ -25,7 +25,7 @@ def fresh(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     made = Device(devices.Found(device.context.devices[0], device.traits), "a test")
     with registry.using(made):
-        yield engine.of(made)
+        yield engines.of(made)
 
 
 @pytest.fixture

@@ -13,19 +13,12 @@ import pytest
 from helpers import PATIENCE, run_python
 
 import clgemm
-from clgemm.cli import main
+from clgemm.cli import demo, info, main
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.store import lookup
-
-
-@pytest.fixture
-def device(device):
-    """Each device present, in use."""
-    with registry.using(device):
-        yield device
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +28,7 @@ def hurry(monkeypatch):
 
 
 def test_versions_name_what_a_report_needs():
-    text = main.versions()
+    text = info.versions()
     for part in (clgemm.__version__, np.__version__, "scipy", "pyopencl", "python"):
         assert part in text
 
@@ -43,7 +36,7 @@ def test_versions_name_what_a_report_needs():
 def test_info(device, capsys):
     assert main.main(["info"]) == 0
     out = capsys.readouterr().out
-    assert main.versions() in out
+    assert info.versions() in out
     for found in devices.find():
         assert found.traits.describe() in out
         assert found.traits.driver_version in out
@@ -108,7 +101,7 @@ def test_demo_says_so_if_a_result_is_wrong(wrong, capsys, monkeypatch):
         c[0, 0] += np.float32(wrong)
         return c
 
-    monkeypatch.setattr(main.blas, "sgemm", sgemm)
+    monkeypatch.setattr(demo.blas, "sgemm", sgemm)
     assert main.main(["demo", "--n", "50", "--precisions", "s"]) == 1
     assert "A RESULT IS WRONG" in capsys.readouterr().out
 
@@ -162,10 +155,10 @@ def test_what_the_parser_refuses(arguments, capsys):
     ],
 )
 def test_what_ends_a_command_is_said_in_a_line(fault, status, words, capsys, monkeypatch):
-    def info():
+    def run(_):
         raise fault
 
-    monkeypatch.setattr(main, "info", info)
+    monkeypatch.setattr(info, "run", run)
     assert main.main(["info"]) == status
     error = capsys.readouterr().err
     assert words in error
@@ -239,17 +232,17 @@ assert "pyopencl" not in sys.modules
 def test_verbose_shows_the_log(flags, level, monkeypatch):
     asked = []
     monkeypatch.setattr(logging, "basicConfig", lambda **more: asked.append(more["level"]))
-    monkeypatch.setattr(main, "info", lambda: 0)
+    monkeypatch.setattr(info, "run", lambda _: 0)
     assert main.main([*flags, "info"]) == 0
     assert asked == [level]
 
 
 def test_warnings_of_clgemm_are_shown(monkeypatch, recwarn):
-    def info():
+    def run(_):
         for _ in range(2):
             warnings.warn("the same", ClgemmWarning, stacklevel=1)
         return 0
 
-    monkeypatch.setattr(main, "info", info)
+    monkeypatch.setattr(info, "run", run)
     assert main.main(["info"]) == 0
     assert len(recwarn) == 2

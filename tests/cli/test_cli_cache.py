@@ -12,16 +12,8 @@ from helpers import as_data, entry_with
 from clgemm.cli import main
 from clgemm.errors import ClgemmWarning
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import registry
 from clgemm.tuning.store import files, lookup, similar
 from clgemm.tuning.store import store as stores
-
-
-@pytest.fixture
-def device(device):
-    """Each device present, in use."""
-    with registry.using(device):
-        yield device
 
 
 @pytest.fixture(autouse=True)

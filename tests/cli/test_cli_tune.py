@@ -9,7 +9,7 @@ import pytest
 from helpers import CPU, PATIENCE
 
 from clgemm.cli import main, tune
-from clgemm.dispatch import engine
+from clgemm.dispatch import engine, engines
 from clgemm.errors import TuningError
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
@@ -69,7 +69,7 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert set(timed["seconds"]) == asked, "the search goes by these"
     assert set(entry["shapes"]) == asked | set(shapes.standard(512))
     assert set(entry["variants"][0]["seconds"]) >= asked
-    assert engine.of(device).parameters.known("s").origin.startswith("tuned")
+    assert engines.of(device).parameters.known("s").origin.startswith("tuned")
 
 
 @pytest.mark.process
@@ -173,7 +173,7 @@ def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     arguments = ["--precision", "s", "--seconds", "0.5", "--plot", str(file), *SIZES]
     assert main.main(["tune", *arguments]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert engine.of(device).parameters.known("s").origin.startswith("tuned"), (
+    assert engines.of(device).parameters.known("s").origin.startswith("tuned"), (
         "not the default it was compared with"
     )
 

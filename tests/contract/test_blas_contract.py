@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from numpy.exceptions import ComplexWarning
 
 import clgemm.blas
-import clgemm.dispatch.engine
+import clgemm.dispatch.engines
 import clgemm.settings
 from clgemm.api.arguments import refuse_device_arrays
 from clgemm.errors import GemmArgumentError
@@ -1015,13 +1015,13 @@ def test_failed_call_changes_no_array(case: str) -> None:
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Return a list that fills with what the routine passes on."""
     calls: list[tuple[Any, ...]] = []
-    real = clgemm.dispatch.engine.compute
+    real = clgemm.dispatch.engines.compute
 
     def spy(call: Any) -> bool:
         calls.append(as_given(call))
         return real(call)
 
-    monkeypatch.setattr(clgemm.dispatch.engine, "compute", spy)
+    monkeypatch.setattr(clgemm.dispatch.engines, "compute", spy)
     return calls
 
 

@@ -12,16 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clgemm
-from clgemm.runtime import registry
 
+pytestmark = pytest.mark.usefixtures("in_use")
 DRAWN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 PAGE = Path(__file__).parents[2] / "docs" / "contractions.md"
-
-
-@pytest.fixture(autouse=True)
-def _device(device):
-    with registry.using(device):
-        yield
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

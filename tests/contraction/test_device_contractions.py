@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 
 import clgemm
 from clgemm.contraction import plans
-from clgemm.runtime import opencl, reentry, registry
+from clgemm.runtime import opencl, reentry
 from clgemm.runtime.opencl import cl
 
+pytestmark = pytest.mark.usefixtures("in_use")
 DRAWN = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 PRECISIONS = "fdFD"
-
-
-@pytest.fixture(autouse=True)
-def _device(device):
-    with registry.using(device):
-        yield
 
 
 @pytest.fixture

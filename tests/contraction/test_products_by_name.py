@@ -15,19 +15,12 @@ from hypothesis import strategies as st
 
 import clgemm
 from clgemm.contraction import numpys
-from clgemm.runtime import registry
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.usefixtures("in_use")]
 NAMES = ["dot", "inner", "vdot", "outer", "tensordot"]
 NAMES += [name for name in ("vecdot", "matrix_transpose") if hasattr(np, name)]
 ALL = [*NAMES, "einsum", "multi_dot", "transpose"]
 DRAWN = settings(max_examples=120, deadline=None, derandomize=True, database=None)
-
-
-@pytest.fixture(autouse=True)
-def _device(device):
-    with registry.using(device):
-        yield
 
 
 def theirs(name):

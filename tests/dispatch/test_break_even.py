@@ -14,7 +14,7 @@ from helpers import PATIENCE, run_threads
 
 import clgemm
 from clgemm import settings
-from clgemm.dispatch import break_even, engine, times
+from clgemm.dispatch import break_even, engines, times
 from clgemm.dispatch.route import SMALL_SHARED, is_small
 from clgemm.dispatch.times import OUTLIER, BreakEven, Curve, counts
 from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call
@@ -86,6 +86,7 @@ def test_what_is_timed_is_the_shape(shape, monkeypatch):
     monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
     break_even.measured(S, seen.append)
     m, n, k, batch = shape[:4]
+    assert seen
     for call in seen:
         a, b, c = ((x if batch > 1 else x[None])[-1] for x in (call.a, call.b, call.c))
         assert (a.shape, b.shape, c.shape) == ((m, k), (k, n), (m, n))
@@ -188,7 +189,7 @@ def cold(device, monkeypatch, tmp_path):
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
     found = next(f for f in registry.devices.find() if f.traits == device.traits)
-    cold = engine.of(registry.Device(found, "a test"))
+    cold = engines.of(registry.Device(found, "a test"))
     with registry.using(cold.device):
         yield cold
 
@@ -216,19 +217,6 @@ def efforts(monkeypatch):
 
     monkeypatch.setattr(search, "Search", Instant)
     return seen
-
-
-@pytest.fixture
-def measurements(monkeypatch):
-    """Record the precisions that are measured."""
-    done, real = [], break_even.measured
-
-    def measured(precision, on_device, until):
-        done.append(precision.code)
-        return real(precision, on_device, until)
-
-    monkeypatch.setattr(break_even, "measured", measured)
-    return done
 
 
 def multiply(n, code="s"):
@@ -389,13 +377,13 @@ def hosted(cold, monkeypatch):
     monkeypatch.setattr(break_even, "measured", lambda *_: always("host"))
     for precision in PRECISIONS.values():
         cold.measure_break_evens(precision)
-    asked, real = [], engine.compute
+    asked, real = [], engines.compute
 
     def compute(call, by_host=None):
         asked.append(call)
         return real(call, by_host)
 
-    monkeypatch.setattr(engine, "compute", compute)
+    monkeypatch.setattr(engines, "compute", compute)
     return asked
 
 

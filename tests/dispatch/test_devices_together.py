@@ -10,7 +10,7 @@ import pytest
 from helpers import GPU, run_python
 
 import clgemm
-from clgemm.dispatch import engine, multi_device
+from clgemm.dispatch import engines, multi_device
 from clgemm.problem import BY_DTYPE, PRECISIONS, Operand, describe
 from clgemm.runtime import devices, registry
 from clgemm.runtime.device import Device
@@ -32,9 +32,9 @@ def pair(device, monkeypatch):
     monkeypatch.setattr(registry, "_others", (second,))
     monkeypatch.setattr(multi_device, "LEAST_FLOPS", 0)
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
-    engine.of(device).forget()
+    engines.of(device).forget()
     yield device, second
-    engine.of(device).forget()
+    engines.of(device).forget()
 
 
 def random(shape, dtype):

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 import clgemm
 from clgemm import blas
 from clgemm.api import small
-from clgemm.dispatch import engine
+from clgemm.dispatch import engine, engines
 from clgemm.errors import BuildError, DeviceError
 from clgemm.host import blas as host_blas
-from clgemm.problem import PRECISIONS, expressible
+from clgemm.layouts import expressible
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import host_memory, registry
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl import cl
@@ -438,7 +439,7 @@ def test_plans_do_not_accumulate_without_end(device, monkeypatch):
     with registry.using(fresh):
         for n in range(1, 12):
             assert clgemm.dgemm(1.0, np.ones((n, 3)), np.ones((3, n)))[-1, -1] == 3
-            assert len(engine.of(fresh).decisions) <= 4
+            assert len(engines.of(fresh).decisions) <= 4
 
 
 @pytest.mark.usefixtures("device")
@@ -469,7 +470,7 @@ def test_operands_are_not_kept_alive(device, monkeypatch, beside_another):
         c = np.zeros((80, 82), np.float32, "F")
         gone = [weakref.ref(x) for x in (a, b, c)]
         blas.sgemm(1.0, a, b, 1.0, c, overwrite_c=1)
-        assert engine.of(device).decisions
+        assert engines.of(device).decisions
         del a, b, c
         assert [ref() is None for ref in gone] == [True] * 3
     finally:
@@ -480,7 +481,7 @@ def test_operands_are_not_kept_alive(device, monkeypatch, beside_another):
 def test_a_family_that_the_driver_refuses_is_replaced(device, monkeypatch, caplog, rng):
     """One log line, then the next family; nothing is tried twice."""
     fresh = like(device)
-    first = engine.of(fresh).parameters.config_for(square(300)).family
+    first = engines.of(fresh).parameters.config_for(square(300)).family
     real, refused = fresh.programs.kernel, []
 
     def kernel(spec):

@@ -16,7 +16,7 @@ from helpers import CPU, GPU, gemm, run_python, square
 import clgemm
 from clgemm.api import explain, repeated
 from clgemm.cli import main
-from clgemm.dispatch import break_even, engine, trial
+from clgemm.dispatch import break_even, engines, trial
 from clgemm.dispatch.break_even import BreakEvens
 from clgemm.dispatch.route import COPIED, SHORT, SMALL_FLOPS, SMALL_WITH_COPIES, TIE, WORTH, route
 from clgemm.dispatch.times import BreakEven, CopiedTimes, Curve, copied_seconds, counts
@@ -220,25 +220,11 @@ def fresh(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:4])
     monkeypatch.setattr(trial, "NEAR", 0)  # nothing is tried
-    fresh = engine.of(registry.Device(found_of(device), "a test"))
+    fresh = engines.of(registry.Device(found_of(device), "a test"))
     for code, precision in PRECISIONS.items():
         fresh.parameters.use(code, lookup.defaults(device.traits, precision, "a test"))
     with registry.using(fresh.device):
         yield fresh
-
-
-@pytest.fixture
-def measurements(monkeypatch):
-    """Record the precisions that are measured; another process' share of the machine is set."""
-    done, real = [], break_even.measured
-
-    def measured(precision, on_device, until):
-        done.append(precision.code)
-        return real(precision, on_device, until)
-
-    monkeypatch.setattr(break_even, "measured", measured)
-    monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)
-    return done
 
 
 def again(fresh):
@@ -364,7 +350,7 @@ def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
         first = call(a, b)
         assert len(fresh.repeated) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "compute", None)
+            patch.setattr(engines, "compute", None)
             np.testing.assert_array_equal(call(a, b), first)
             with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
                 call(np.ones((110, 240), np.float32)[:, ::2], b)
@@ -452,6 +438,8 @@ def test_explain_looks_at_every_kind_of_operand(device):
         )
         with pytest.raises(ValueError, match="inner dimensions"):
             clgemm.explain(z[0], z[0, :3])
+        with pytest.raises(ValueError, match="one axis at least"):
+            clgemm.explain(z[0], 3.0)
         with pytest.raises(ValueError, match="c is"):
             clgemm.explain(z[0], z[0], z)
         with pytest.raises(TypeError, match="on a device"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clgemm
-from clgemm.dispatch import engine, trial
+from clgemm.dispatch import engine, engines, trial
 from clgemm.dispatch.route import DEVICE, HOST, Route
 from clgemm.dispatch.times import BreakEven
 from clgemm.errors import DeviceError
@@ -190,7 +190,7 @@ def near(device, monkeypatch):
     monkeypatch.setattr(trial, "FREE", 1e9)
     monkeypatch.setattr(BreakEven, "host_seconds", lambda *_: 1.0e-3)
     monkeypatch.setattr(BreakEven, "device_seconds", lambda *_: 1.1e-3)
-    found = engine.of(device)
+    found = engines.of(device)
     monkeypatch.setattr(found, "_trials", trial.Trials())
     monkeypatch.setattr(found, "_break_even", lambda _problem: BreakEven(None, None))
     found.forget()

@@ -10,7 +10,7 @@ import reference
 from helpers import entry_with, gemm
 
 import clgemm
-from clgemm.dispatch import engine, multi_device
+from clgemm.dispatch import engines, multi_device
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, private_files, registry
 from clgemm.runtime.binaries import kept_for
@@ -75,7 +75,7 @@ class World:
         monkeypatch.setattr(registry, "_chosen", None)
         monkeypatch.setattr(registry, "_others", ())
         monkeypatch.setattr(registry, "_timer", IdleTimer(1e-3, lambda: None))
-        monkeypatch.setattr(engine, "_engines", {})
+        monkeypatch.setattr(engines, "_engines", {})
         monkeypatch.setattr(store, "_warned", set())
         monkeypatch.setattr(private_files, "_warned", set())
         monkeypatch.setattr(devices, "_kept", [])
@@ -143,7 +143,7 @@ def streaming(world):
     product = _separate(world, room=40 * KB)
     product.check(product.compute())
     product.reset()
-    engine.of(product.device()).threads.trim()
+    engines.of(product.device()).threads.trim()
     return product
 
 

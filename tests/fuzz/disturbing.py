@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engine, engines
 from clgemm.errors import ClgemmError
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import registry
@@ -105,7 +105,7 @@ def run_in_threads(
 
 def disturb_once(turn: int) -> None:
     """Do one of the things that may happen beside a call."""
-    used = engine.current()
+    used = engines.current()
     if used is None:
         return
     code = "sdcz"[turn // 5 % 4]

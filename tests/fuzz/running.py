@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.kernels import FAMILIES
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import registry
@@ -142,7 +142,7 @@ def variant(number: int) -> Iterator[list[str]]:
         0 for the families' defaults; others stand for one of each family's configurations, drawn
         from that number, the families in turn.
     """
-    used = engine.current()
+    used = engines.current()
     if used is None:
         raise RuntimeError("no device is in use here")
     traits, names = used.device.traits, []

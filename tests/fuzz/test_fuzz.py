@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg.blas
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engine, engines
 from clgemm.host import blas as host_blas
 from clgemm.problem import ELEMENTS
 from clgemm.runtime import registry
@@ -48,7 +48,7 @@ def test_calls_of_several_threads_are_right_whatever_goes_on_beside_them(device)
 @pytest.mark.parametrize("kind", ["gemm", "matmul", "arrays"])
 def test_a_wrong_result_is_a_finding(device, kind, monkeypatch):
     """One element is off by a little; the fuzzer tests nothing if that passes."""
-    real, launch = engine.compute, engine.Engine.build
+    real, launch = engines.compute, engine.Engine.build
 
     def compute(call, by_host=None):
         hosted = real(call, by_host or host_blas.gemm)
@@ -62,23 +62,23 @@ def test_a_wrong_result_is_a_finding(device, kind, monkeypatch):
     if kind == "arrays":
         monkeypatch.setattr(engine.Engine, "build", build)
     else:
-        monkeypatch.setattr(engine, "compute", compute)
+        monkeypatch.setattr(engines, "compute", compute)
     with registry.using(device), running.variant(0):
         cases = running.cases(SEED + 2, iter(range(60)), kind)
         found = [running.run(case, exact=True) for case in cases]
-        engine.of(device).forget()
+        engines.of(device).forget()
     assert sum(x is not None for x in found) > 10
 
 
 def test_an_operand_that_changes_is_a_finding(device, monkeypatch):
-    real = engine.compute
+    real = engines.compute
 
     def compute(call, by_host=None):
         hosted = real(call, by_host)
         call.a.flags.writeable and call.a.__setitem__(..., 0)
         return hosted
 
-    monkeypatch.setattr(engine, "compute", compute)
+    monkeypatch.setattr(engines, "compute", compute)
     with registry.using(device), running.variant(0):
         cases = running.cases(SEED + 3, iter(range(60)), "gemm")
         found = [running.run(case, exact=True) for case in cases]

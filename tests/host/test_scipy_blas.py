@@ -14,7 +14,7 @@ from helpers import entry_with, run_python
 import clgemm
 from clgemm import errors
 from clgemm.api import small
-from clgemm.dispatch import break_even, engine
+from clgemm.dispatch import break_even, engines
 from clgemm.dispatch.times import BreakEven, Curve
 from clgemm.errors import GemmArgumentError
 from clgemm.host import scipy_blas
@@ -53,7 +53,7 @@ def fresh(device, monkeypatch, tmp_path):
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     found = next(f for f in devices.find() if f.traits == device.traits)
-    fresh = engine.of(registry.Device(found, "a test"))
+    fresh = engines.of(registry.Device(found, "a test"))
     fresh.parameters.use("s", lookup.defaults(device.traits, S, "a test"))
     with registry.using(fresh.device):
         yield fresh

@@ -12,7 +12,7 @@ import pytest
 from helpers import run_python
 
 import clgemm
-from clgemm.dispatch import engine as engines
+from clgemm.dispatch import engines
 from clgemm.host import openblas, threads
 from clgemm.runtime import processor
 

@@ -7,7 +7,7 @@ import pytest
 
 import clgemm
 from clgemm.api import integers
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.dispatch.engine import Engine
 from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.runtime import registry
@@ -31,7 +31,7 @@ def test_a_fault_while_a_product_is_decided_on_is_that_call_s_alone(
         error = FAULTS[fault]()
         raise error
 
-    engine.of(device).forget()
+    engines.of(device).forget()
     integers._warn_once.cache_clear()
     a, b = rng.integers(-99, 99, (60, 70)), rng.integers(-99, 99, (70, 80))
     stack = np.stack([a, a])
@@ -45,7 +45,7 @@ def test_a_fault_while_a_product_is_decided_on_is_that_call_s_alone(
         for x in (a, stack):
             np.testing.assert_array_equal(clgemm.matmul(x, b), x @ b, strict=True)
             assert clgemm.explain(x, b).device, "the next one is computed there"
-    engine.of(device).forget()
+    engines.of(device).forget()
 
 
 @pytest.mark.families("cpu_packed")
@@ -55,7 +55,7 @@ def test_a_stack_that_a_device_fails_on_once_is_not_numpys_for_good(device, rng,
     def build(*_):
         raise DeviceError("it was lost")
 
-    used = engine.of(device)
+    used = engines.of(device)
     used.forget()
     stack, b = rng.integers(-99, 99, (2, 150, 160)), rng.integers(-99, 99, (160, 170))
     with registry.using(device), clgemm.settings.using(route="auto"):

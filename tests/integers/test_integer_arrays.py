@@ -9,8 +9,8 @@ import pytest
 
 import clgemm
 from clgemm.problem import HALF, INTEGERS
-from clgemm.runtime import registry
 
+pytestmark = pytest.mark.usefixtures("in_use")
 EXACT = [precision.dtype for precision in INTEGERS.values()]
 SHAPES = [
     ((1, 1), (1, 1)), ((1, 40), (40, 3)), ((40, 1), (1, 35)), ((37, 35), (35, 29)),
@@ -18,12 +18,6 @@ SHAPES = [
     ((40,), (40, 3)), ((3, 40), (40,)), ((6, 33, 34), (6, 34, 35)), ((2, 1, 20, 30), (3, 30, 25)),
     ((7, 40, 30), (30, 20)), ((40, 30), (6, 30, 20)), ((4, 0), (0, 3)), ((0, 4), (4, 3)),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _on(device):
-    with registry.using(device):
-        yield
 
 
 def drawn(rng, dtype, *shape, kind="any"):

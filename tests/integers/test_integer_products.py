@@ -14,20 +14,15 @@ from hypothesis.extra import numpy as hnp
 from layouts import HOWS, matrices, separate
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.dispatch.integers import route_integers
 from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.problem import INTEGERS, Operand, describe
 from clgemm.runtime import registry
 
+pytestmark = pytest.mark.usefixtures("in_use")
 DTYPES = [precision.dtype for precision in INTEGERS.values()]
 SHAPES = [(1, 1, 1), (1, 40, 3), (40, 1, 3), (37, 35, 29), (64, 24, 16), (131, 25, 300), (5, 7, 1)]
-
-
-@pytest.fixture(autouse=True)
-def _on(device):
-    with registry.using(device):
-        yield
 
 
 def drawn(rng, dtype, *shape, kind="any"):
@@ -225,7 +220,7 @@ def test_any_small_arrays(data):
 def test_what_is_small_is_numpys(monkeypatch):
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     a = np.ones((20, 20), "i4")
-    monkeypatch.setattr(engine, "compute", None)  # not asked
+    monkeypatch.setattr(engines, "compute", None)  # not asked
     for dtype in DTYPES:
         assert_same(clgemm.matmul(a.astype(dtype), a.astype(dtype)), np.matmul(a, a).astype(dtype))
     assert_same(clgemm.matmul(a.tolist(), a), np.matmul(a.tolist(), a))
@@ -292,7 +287,7 @@ def test_numpy_computes_where_there_is_no_device(monkeypatch, rng):
         raise DeviceError("no device")
 
     a = drawn(rng, np.dtype("i4"), 50, 50)
-    monkeypatch.setattr(engine, "compute", none)
+    monkeypatch.setattr(engines, "compute", none)
     with pytest.warns(ClgemmWarning, match="NumPy multiplies integers"):
         assert_same(clgemm.matmul(a, a), np.matmul(a, a))
     assert_same(clgemm.matmul(a[None], a), np.matmul(a[None], a))
@@ -302,7 +297,7 @@ def test_numpy_computes_where_there_is_no_device(monkeypatch, rng):
 
 @pytest.mark.families("cpu_packed")
 def test_numpy_computes_what_a_compiler_refuses(device, monkeypatch, rng):
-    used = engine.of(device)
+    used = engines.of(device)
     used.forget()
     monkeypatch.setattr(used.parameters, "refused", {"cpu_integer", "gpu_integer"})
     a = drawn(rng, np.dtype("u2"), 51, 52)

@@ -163,8 +163,10 @@ def test_numpy_sees_no_floating_point_error_of_a_kernel(device, rng):
         random_matrix(rng, PRECISIONS["d" if device.traits.fp64 else "s"], 90, 90) for _ in "ab"
     )
     with registry.using(device), clgemm.interposed(least=1000), np.errstate(all="raise"):
+        before = on_device()
         for _ in range(5):
             a @ b
+        assert on_device() - before == 5
 
 
 @needs_machine_code

@@ -11,7 +11,8 @@ from helpers import CPU, GPU, pairwise
 
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
-from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
+from clgemm.layouts import address_of
+from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 

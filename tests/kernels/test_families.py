@@ -9,6 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from affordable import (
+    FAMILIES_AND_CODES,
+    affordable,
+    is_emulated,
+    is_slow_to_build,
+    skip_unsupported,
+)
 from helpers import CPU, pairwise
 
 from clgemm.kernels import BY_NAME, FAMILIES
@@ -65,39 +72,7 @@ def verify(device, config, precision, shape, ops, alpha, beta, rng, gap=None):
     assert np.all(np.isnan(memory[m:]))
 
 
-def skip_unsupported(device, family, precision):
-    if not family.supports(device.traits, precision):
-        pytest.skip(
-            f"{family.name} does not support {precision.code} on {device.traits.describe()}"
-        )
-
-
-def is_slow_to_build(device, family):
-    """Tell whether large micro-tiles take seconds to build on a device that nobody uses them on."""
-    return family.name == "gpu_tiled" and device.traits.kind == "cpu"
-
-
-def is_emulated(device, family):
-    """Tell whether kernels that work-groups of a GPU share run on a CPU, at a fraction of it."""
-    return device.traits.kind == "cpu" and family.name in {"gpu_tiled", "batched"}
-
-
-def affordable(device, family, precision):
-    """Give the default, or small tiles that build in a tenth of the time."""
-    config = family.default(device.traits, precision)
-    if not is_slow_to_build(device, family):
-        return config
-    tile = {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4}
-    return Config.of(family.name, dict(config.params) | tile)
-
-
-# A complex kernel of gpu_tiled takes half a second to build for a CPU, for each pair of operations.
-@pytest.mark.parametrize(("family", "code"), [
-    pytest.param(family, code, id=f"{family.name}-{code}", marks=[pytest.mark.slow] * is_long)
-    for family in FAMILIES
-    for code in "sdcz"
-    for is_long in [family.name == "gpu_tiled" and code in "cz"]
-])  # fmt: skip
+@FAMILIES_AND_CODES
 def test_default_is_right_for_all_ops_and_scalars(device, family, code, rng):
     precision = PRECISIONS[code]
     skip_unsupported(device, family, precision)

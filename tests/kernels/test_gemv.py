@@ -13,7 +13,8 @@ from test_families import operand, value
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.kernels.gemv import plan as cuts
-from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
+from clgemm.layouts import address_of
+from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.tuning.measure.verify import random_matrix

@@ -14,7 +14,8 @@ from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.kernels.gpu_tiled import plan, tiling
 from clgemm.kernels.gpu_tiled.family import TILES, USUAL, VARIANTS
-from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, address_of, describe
+from clgemm.layouts import address_of
+from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.tuning.measure.verify import random_matrix

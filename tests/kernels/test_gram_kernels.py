@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference
+from affordable import FAMILIES_AND_CODES, affordable
 from helpers import CPU, GPU, pairwise, square
 
 from clgemm.kernels import BY_NAME, FAMILIES
@@ -48,26 +49,11 @@ def assert_mirrored(c, ops, precision):
     np.testing.assert_array_equal(c, mirrored(c, ops, precision))
 
 
-def affordable(device, family, precision):
-    """Give the default, or small tiles of the kernels that take long to build for a CPU."""
-    config = family.default(device.traits, precision)
-    if family.name != "gpu_tiled" or device.traits.kind != "cpu":
-        return config
-    tile = {"MC": 32, "NC": 32, "KC": 8, "MR": 4, "NR": 4}
-    return Config.of(family.name, dict(config.params) | tile)
-
-
 def ops_of(precision):
     return OPS if precision.is_complex else OPS[:2]
 
 
-# A complex kernel of gpu_tiled takes half a second to build for a CPU, for each pair of operations.
-@pytest.mark.parametrize(("family", "code"), [
-    pytest.param(family, code, id=f"{family.name}-{code}", marks=[pytest.mark.slow] * is_long)
-    for family in FAMILIES
-    for code in "sdcz"
-    for is_long in [family.name == "gpu_tiled" and code in "cz"]
-])  # fmt: skip
+@FAMILIES_AND_CODES
 def test_one_triangle_is_right_and_the_other_its_mirror(device, family, code, rng):
     precision = PRECISIONS[code]
     config = affordable(device, family, precision)

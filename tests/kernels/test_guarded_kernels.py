@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from affordable import is_emulated, is_slow_to_build, skip_unsupported
 from guarded import GUARD, Guarded, check_config, extremes, guarded_scratch
-from test_families import is_emulated, is_slow_to_build, skip_unsupported
 from test_small_kernels import tiny
 
 from clgemm.kernels import BY_NAME, FAMILIES

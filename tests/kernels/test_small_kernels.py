@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from test_families import operand, skip_unsupported, value
+from affordable import skip_unsupported
+from test_families import operand, value
 
 from clgemm.kernels import FAMILIES
 from clgemm.kernels.family import Config

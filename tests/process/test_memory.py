@@ -9,7 +9,7 @@ import pytest
 from helpers import run_python
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engine, engines
 from clgemm.runtime import registry
 
 # A call that kept its result would keep 0.3 MB; one that kept its operands, twice that.  A leak
@@ -61,7 +61,7 @@ def test_what_is_known_of_calls_does_not_grow_for_ever(device, monkeypatch):
     monkeypatch.setattr(engine, "MOST_DECISIONS", 5)
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
     found = next(f for f in registry.devices.find() if f.traits == device.traits)
-    fresh = engine.of(registry.Device(found, "a test"))
+    fresh = engines.of(registry.Device(found, "a test"))
     with registry.using(fresh.device):
         for n in range(1, 20):
             fresh.repeat(("f", n, n, n), None)

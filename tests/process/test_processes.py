@@ -252,8 +252,8 @@ finally:
 assert right()
 held, free = threading.Event(), threading.Event()
 def hold():
-    from clgemm.dispatch import engine
-    used = engine.current()
+    from clgemm.dispatch import engines
+    used = engines.current()
     device = used.device
     parameters, break_evens = used.parameters, used.break_evens
     checked = registry._lock, device.building, parameters._lock, used._finding_out

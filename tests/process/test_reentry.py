@@ -14,7 +14,7 @@ from helpers import PATIENCE, run_python
 from pyopencl.array import Array, to_device
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.problem import BY_DTYPE
 from clgemm.runtime import devices, ending, reentry, registry
 from clgemm.runtime.device import Device
@@ -273,7 +273,7 @@ def test_a_log_handler_waits_for_no_thread_that_logs(device, what, arrays, monke
     fresh = Device(devices.Found(device.context.devices[0], device.traits), "a test")
     monkeypatch.setattr(registry, "_current", None if what == "to open a device" else fresh)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto" if what == "to measure" else "device")
-    lock, side = LOCKS[what](engine.of(fresh)), 140
+    lock, side = LOCKS[what](engines.of(fresh)), 140
     a = np.arange(side * side, dtype=np.float32).reshape(side, side) % 5
     x = Array(cl.CommandQueue(fresh.context), a.shape, a.dtype) if arrays else a
     if arrays:
@@ -302,7 +302,7 @@ def test_a_log_handler_waits_for_no_thread_that_logs(device, what, arrays, monke
 def test_nothing_is_logged_under_a_lock_that_calls_take(device, monkeypatch, rng):
     """Whoever waits for it may be a log handler, for whose lock the other thread would wait."""
     fresh = Device(devices.Found(device.context.devices[0], device.traits), "a test")
-    used, taken, records = engine.of(fresh), [], []
+    used, taken, records = engines.of(fresh), [], []
 
     class Looks(logging.Handler):
         def emit(self, record):

@@ -82,10 +82,10 @@ def here(monkeypatch):
         faults = dict(faults)
         monkeypatch.setattr(devices, "find", lambda: tuple(found))
 
-        def try_out(device, _kept=None):
-            return devices.Trial(faults.get(device, ""))
+        def probe(device, _kept=None):
+            return devices.Probe(faults.get(device, ""))
 
-        monkeypatch.setattr(devices, "try_out", try_out)
+        monkeypatch.setattr(devices, "probe", probe)
 
     return have
 
@@ -305,7 +305,7 @@ def test_a_device_that_works(device):
     ids=["wrong", "no compiler", "no kernel"],
 )
 def test_a_device_that_does_not_work(device, probe, complaint, monkeypatch):
-    monkeypatch.setattr(devices, "PROBE", probe)
+    monkeypatch.setattr(devices, "PROBE_SOURCE", probe)
     fault = quiet(lambda: devices.works(device_of(device)))
     assert fault
     assert complaint in fault

@@ -10,7 +10,8 @@ import pytest
 from layouts import separate
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from clgemm.problem import PRECISIONS, address_of, layout_of
+from clgemm.layouts import address_of, layout_of
+from clgemm.problem import PRECISIONS
 from clgemm.runtime import host_memory, opencl, registry
 from clgemm.runtime.opencl import cl
 

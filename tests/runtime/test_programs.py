@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from helpers import gemm
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.kernels.family import GEMM_SIGNATURE, KernelSpec
 from clgemm.runtime import programs, registry
 from clgemm.runtime.programs import Programs
@@ -46,5 +46,5 @@ def test_plans_keep_kernels_that_nothing_else_keeps(device, rng, monkeypatch):
                 c = np.zeros((70, 80), a.dtype)
                 gemm(1.0, a, b, 0.0, c)
                 np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
-    assert engine.of(apart).decisions
+    assert engines.of(apart).decisions
     assert len(apart.programs._kernels) == 1

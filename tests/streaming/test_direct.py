@@ -12,7 +12,7 @@ import reference
 from helpers import gemm, multiply_in_threads, press_at_any_moment
 from layouts import separate
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.problem import PRECISIONS, Call, describe
 from clgemm.runtime import registry
@@ -29,11 +29,12 @@ KB = 1 << 10
 @pytest.fixture
 def apart(device):
     """Give a device on the device that is told it has a memory of its own."""
-    yield separate(device)
-    memory = separate(device).memory
-    assert memory.used == 0
-    assert not separate(device).running
-    memory.trim()
+    apart = separate(device)
+    engines.of(apart).threads.trim()  # of what tests before have left
+    yield apart
+    assert apart.memory.used == 0
+    assert not apart.running
+    apart.memory.trim()
 
 
 @pytest.fixture
@@ -81,6 +82,20 @@ def on_copies(monkeypatch, happens):
     monkeypatch.setattr(module, "enqueue_copy", enqueue_copy)
 
 
+def pressed_after(turn):
+    """Make what presses Ctrl-C after one of the copies, and the list of those that were made."""
+    made = []
+
+    def happens(copy, *_):
+        event = copy()
+        made.append(event)
+        if len(made) == turn:
+            raise KeyboardInterrupt
+        return event
+
+    return happens, made
+
+
 def hosts(met):
     """Return the memory of the host that copies worked on, there and back."""
     ups = [y for _, y, _ in met if isinstance(y, np.ndarray)]
@@ -108,7 +123,7 @@ def test_operands_are_copied_from_where_they_lie(whole, code, beta, rng, monkeyp
     assert all(np.shares_memory(x, c) for x in downs)
     assert all(named["is_blocking"] for *_, named in met)
     assert (len(ups), len(downs)) == (2 + (beta != 0), 1)
-    assert engine.of(whole).threads.staging.count == 0
+    assert engines.of(whole).threads.staging.count == 0
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
@@ -134,32 +149,23 @@ def test_other_threads_copy_parts_of_what_is_large(shared, code, beta, rng, monk
         assert len(pinned) == len(ups) - 1 - (beta != 0)
         assert sum(x.nbytes for x in pinned) > (a.nbytes + b.nbytes) / 2
         assert not any(np.shares_memory(x, y) for x in pinned for y in (a, b, c))
-    staging = engine.of(shared).threads.staging
+    staging = engines.of(shared).threads.staging
     assert len(staging._spare) == staging.count > 0
-    engine.of(shared).threads.trim()
+    engines.of(shared).threads.trim()
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3, 4, 5])
 def test_ctrl_c_while_other_threads_copy_leaves_everything_usable(shared, turn, rng, monkeypatch):
     a, b, c = operands(rng)
     check(shared, a, b, c)
-    turns = []
-
-    def interrupted(copy, *_):
-        event = copy()
-        turns.append(event)
-        if len(turns) == turn:
-            raise KeyboardInterrupt
-        return event
-
     with monkeypatch.context() as patch:
-        on_copies(patch, interrupted)
+        on_copies(patch, pressed_after(turn)[0])
         with registry.using(shared), pytest.raises(KeyboardInterrupt):
             gemm(1.0, a, b, 0.0, c)
-    staging = engine.of(shared).threads.staging
+    staging = engines.of(shared).threads.staging
     assert len(staging._spare) == staging.count, "all was proved to be free"
     check(shared, a, b, c)
-    engine.of(shared).threads.trim()
+    engines.of(shared).threads.trim()
 
 
 def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
@@ -167,7 +173,7 @@ def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
 ):
     a, b, c = operands(rng)
     check(shared, a, b, c)
-    staging = engine.of(shared).threads.staging
+    staging = engines.of(shared).threads.staging
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -180,7 +186,7 @@ def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
     assert staging._dropped
     assert not set(staging._dropped) & set(staging._spare)
     check(shared, a, b, c)
-    engine.of(shared).threads.trim()
+    engines.of(shared).threads.trim()
 
 
 def test_without_pinned_memory_the_driver_copies_all(shared, rng, monkeypatch):
@@ -220,20 +226,12 @@ def test_ctrl_c_after_any_copy_leaves_everything_usable(whole, turn, gaps, beta,
     a, b, c = operands(rng)
     c = np.zeros((100, 100), np.float32)[:90, 5:85] if gaps else c
     check(whole, a, b, c, beta)
-    turns = []
-
-    def interrupted(copy, *_):
-        event = copy()
-        turns.append(None)
-        if len(turns) == turn:
-            raise KeyboardInterrupt
-        return event
-
+    happens, made = pressed_after(turn)
     with monkeypatch.context() as patch:
-        on_copies(patch, interrupted)
+        on_copies(patch, happens)
         with registry.using(whole), suppress(KeyboardInterrupt):
             gemm(1.0, a, b, beta, c)
-    assert len(turns) == min(turn, 3 + (beta != 0))
+    assert len(made) == min(turn, 3 + (beta != 0))
     assert whole.memory.used == 0
     assert whole.memory.idle, "all was proved to be free"
     check(whole, a, b, c, beta)
@@ -319,7 +317,7 @@ def test_a_call_that_nobody_wants_any_more_ends(whole, rng):
     before, stop = c.copy(), Stop()
     stop.set()
     call = Call.of(1.0, a, b, 0.5, np.asfortranarray(c))
-    runner = engine.of(whole).runner(describe(*call.operands, call.c, reads_c=True))
+    runner = engines.of(whole).runner(describe(*call.operands, call.c, reads_c=True))
     with pytest.raises(CancelledError):
         runner.run(call, stop)
     np.testing.assert_array_equal(call.c, before)

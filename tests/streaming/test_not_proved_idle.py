@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import gemm
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.runtime import registry
 from clgemm.runtime.opencl import cl, load
 from clgemm.streaming import copies, direct
@@ -55,7 +55,7 @@ def test_what_a_lost_device_may_use_is_not_used_again(device, rng, monkeypatch):
         patch.setattr(copies, "finish", lambda _queue: False)
         with pytest.raises(RuntimeError, match="DEVICE_NOT_AVAILABLE"):
             gemm(1.0, a, b, 0.0, c)
-    staging = engine.of(apart).threads.staging
+    staging = engines.of(apart).threads.staging
     assert leased
     assert not [x for x in (*apart.memory._idle, *staging._spare) if x in leased]
     assert apart.memory.used == 0

@@ -25,7 +25,7 @@ from helpers import (
 from layouts import HOWS, matrices, memory_for, separate
 from numpy.lib.stride_tricks import sliding_window_view
 
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS, Call, describe
@@ -56,7 +56,7 @@ def apart(device, monkeypatch):
 
 def threads_of(device):
     """Return what copies to and from a device."""
-    return engine.of(device).threads
+    return engines.of(device).threads
 
 
 def limit(monkeypatch, nbytes):
@@ -450,7 +450,7 @@ def test_a_call_that_nobody_wants_any_more_ends(apart, rng):
     stop.set()
     call = Call.of(1.0, a, b, 0.5, np.asfortranarray(c))
     problem = describe(*call.operands, call.c, reads_c=True)
-    runner = engine.of(apart).runner(problem)
+    runner = engines.of(apart).runner(problem)
     assert isinstance(runner, StreamingRunner)
     with pytest.raises(CancelledError):
         runner.run(call, stop)

@@ -177,15 +177,20 @@ def test_a_turn_that_is_free_is_had_at_once(tmp_path):
         assert waited == []
 
 
-def test_who_waits_gets_the_turn_when_it_ends(tmp_path):
-    (taken, _), (later, waited) = turns(tmp_path / "lock"), turns(tmp_path / "lock")
+def waiter(turn):
+    """Make a thread that takes a turn, and the list of what refuses it."""
     got = []
 
     def wait():
-        with later as refusal:
+        with turn as refusal:
             got.append(refusal)
 
-    thread = threading.Thread(target=wait)
+    return threading.Thread(target=wait), got
+
+
+def test_who_waits_gets_the_turn_when_it_ends(tmp_path):
+    (taken, _), (later, waited) = turns(tmp_path / "lock"), turns(tmp_path / "lock")
+    thread, got = waiter(later)
     with taken:
         thread.start()
         wait_until(lambda: waited, "it did not wait")
@@ -196,13 +201,7 @@ def test_who_waits_gets_the_turn_when_it_ends(tmp_path):
 
 def test_a_failure_is_told_to_those_who_wait_and_forgotten_after(tmp_path):
     (taken, _), (later, waited) = turns(tmp_path / "lock"), turns(tmp_path / "lock")
-    got = []
-
-    def wait():
-        with later as refusal:
-            got.append(refusal)
-
-    thread = threading.Thread(target=wait)
+    thread, got = waiter(later)
 
     def fail():
         with taken:

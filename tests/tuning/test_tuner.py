@@ -18,7 +18,7 @@ import pytest
 from helpers import CPU, GPU, as_data, entry_with, heard, run_python
 
 import clgemm
-from clgemm.dispatch import engine
+from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
@@ -716,7 +716,7 @@ import numpy as np
 import clgemm
 a = np.ones((70, 70), np.float32)
 assert clgemm.sgemm(1.0, a, a)[0, 0] == 70
-from clgemm.dispatch.engine import of
+from clgemm.dispatch.engines import of
 from clgemm.runtime import registry
 tuned = of(registry.current()).parameters.known("s")
 print(json.dumps([dict(config.params) for config in tuned.configs]))
@@ -778,7 +778,7 @@ def test_calls_run_with_what_the_parameters_say(fresh, fake, monkeypatch):
     del fake
     chosen = Config.of("direct", {})
     model = Model(fresh.traits, "d", {}, (Variant(chosen, (), {}),))
-    engine.of(fresh).parameters.use("d", lookup.Tuned(model, "a test"))
+    engines.of(fresh).parameters.use("d", lookup.Tuned(model, "a test"))
     planned = []
     real = BY_NAME["direct"].plan
 

@@ -1,9 +1,9 @@
 """The `cpu_integer` family: products of integers and of bool on CPU devices, exact as NumPy's.
 
-The loops are those of `cpu_packed`; what differs is the arithmetic, as `types.cl` has it, and that
-there are no factors, no triangles and no cuts along K.  8-bit integers are computed in lanes of 16
-bits, which SIMD units multiply, and bool in lanes of 8, of which ands and ors are the products and
-sums.
+The loops are those of `cpu_packed`; what differs is the arithmetic, as `integers.cl` has it, and
+that there are no factors, no triangles and no cuts along K.  8-bit integers are computed in lanes
+of 16 bits, which SIMD units multiply, and bool in lanes of 8, of which ands and ors are the
+products and sums.
 
 A call is cut into a grid of tiles that the work-groups, one a compute unit, take from a counter.
 Each worker packs its own panels of A and B, at a price that decides how C is cut.
@@ -22,6 +22,7 @@ from clgemm.kernels.family import (
     gemm_args,
     round_up,
 )
+from clgemm.kernels.integers import integer_defines
 from clgemm.problem import INTEGERS
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ VECTORS = 32  # SIMD registers the widest CPUs have
 WIDE_BYTES = 64  # AVX-512
 SCRATCH_ALIGN = 512  # lanes; keeps every panel on a cache line
 PLANNED = frozenset({"KC", "BLOCK_KB"})  # parameters of the plan, not of the kernel
-BYTE = 8
 
 
 class Tiles(NamedTuple):
@@ -58,6 +58,7 @@ class CpuInteger(KernelFamily):
 
     name: ClassVar[str] = "cpu_integer"
     files: ClassVar[tuple[str, ...]] = (
+        "integers.cl",
         "cpu_integer/types.cl",
         "cpu_integer/pack.cl",
         "cpu_integer/gemm.cl",
@@ -144,12 +145,9 @@ class CpuInteger(KernelFamily):
         lanes = (tiles.mc + mr + tiles.nt + nr) * tiles.kc + mr * nr
         # The odd cache lines keep the workers' scratch off the same cache sets.
         stride = round_up(lanes, SCRATCH_ALIGN) + WIDE_BYTES
-        defines = {name: x for name, x in config.params if name not in PLANNED} | {
-            "BITS": precision.itemsize * BYTE,
-            "LANE_BITS": lane * BYTE,
-            "IS_BOOL": int(precision.dtype == bool),
-            "CLANG_BUILTINS": int(traits.clang_builtins),
-        }
+        defines = {name: x for name, x in config.params if name not in PLANNED}
+        defines |= integer_defines(precision, lane)
+        defines["CLANG_BUILTINS"] = int(traits.clang_builtins)
         spec = self.spec(
             "cpu_integer", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiii"
         )

@@ -18,6 +18,7 @@ from clgemm.kernels.family import (
     gemm_args,
     round_up,
 )
+from clgemm.kernels.integers import integer_defines
 from clgemm.problem import INTEGERS
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ LEAST_PART = 256  # k of a part, where K is cut
 MOST_MICRO_BYTES = 256  # of the micro-tile: registers
 SMALLEST = 32  # rows of a macro-tile that is taken for want of work-groups
 SUM_ITEMS = 64
-BYTE = 8
 PAD = 1
 
 
@@ -43,7 +43,7 @@ class GpuInteger(KernelFamily):
     """Unsigned arithmetic in local-memory tiles."""
 
     name: ClassVar[str] = "gpu_integer"
-    files: ClassVar[tuple[str, ...]] = ("gpu_integer/gemm.cl",)
+    files: ClassVar[tuple[str, ...]] = ("integers.cl", "gpu_integer/gemm.cl")
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Every device."""
@@ -100,10 +100,7 @@ class GpuInteger(KernelFamily):
         wanted = ROUNDS * traits.compute_units // (tiles * g.batch)
         part = round_up(max(LEAST_PART, -(-g.k // max(1, wanted))), config["KC"])
         parts = -(-g.k // part)
-        defines = dict(config.params) | {
-            "BITS": precision.itemsize * BYTE,
-            "IS_BOOL": int(precision.dtype == bool),
-        }
+        defines = dict(config.params) | integer_defines(precision, lane_bytes(precision))
         spec = self.spec(self.name, precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pl")
         size = (tiles * items(config), g.batch, parts)
         scratch = "scratch" if parts > 1 else "c"  # which is not read, nor written

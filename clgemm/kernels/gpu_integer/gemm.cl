@@ -2,18 +2,10 @@
 //
 // A work-group computes an MC x NC macro-tile of C, a work-item MR x NR elements of it, LANES_M rows
 // and LANES_N columns apart.  Slices of depth KC of both operands pass through local memory, as lanes
-// of 32 or 64 bits.  Arithmetic is unsigned: it wraps around, is the same for signed integers, and the
-// lower bits of sums and products depend on lower bits alone.  Lanes of bool are masks, all bits or
-// none, and the sum of products is an or of ands.
+// of 32 or 64 bits: see integers.cl.
 //
 // Where macro-tiles are few, k is cut into parts, each a work-group's; a second kernel adds them up.
 
-#ifndef BITS
-#define BITS 32  // of an element
-#endif
-#ifndef IS_BOOL
-#define IS_BOOL 0  // 1: elements are true unless 0, of 8 bits
-#endif
 #ifndef MC
 #define MC 64  // rows of the macro-tile
 #endif
@@ -30,26 +22,11 @@
 #define NR 4  // columns of a work-item
 #endif
 
-#define UINT_8 uchar
-#define UINT_16 ushort
-#define UINT_32 uint
-#define UINT_64 ulong
-typedef CAT(UINT_, BITS) INTEGER;
-#if BITS == 64
-typedef ulong LANE;
-#else
-typedef uint LANE;
-#endif
-
 #if IS_BOOL
-#define TO_LANE(x) ((LANE)((x) ? ~0 : 0))
 #define FROM_LANE(x) ((INTEGER)((x) & 1))
-#define MULTIPLY_ADD(x, y, sum) ((sum) | ((x) & (y)))
 #define ADD(x, y) ((x) | (y))
 #else
-#define TO_LANE(x) ((LANE)(x))
 #define FROM_LANE(x) ((INTEGER)(x))
-#define MULTIPLY_ADD(x, y, sum) ((sum) + (x) * (y))
 #define ADD(x, y) ((x) + (y))
 #endif
 

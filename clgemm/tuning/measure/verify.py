@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm.kernels import BY_NAME
-from clgemm.problem import (
-    ALIGNMENT,
-    ELEMENT_OF,
-    PRECISIONS,
-    Call,
-    Operand,
-    Precision,
-    address_of,
-    describe,
-)
+from clgemm.layouts import address_of
+from clgemm.problem import ALIGNMENT, ELEMENT_OF, PRECISIONS, Call, Operand, Precision, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 

@@ -1,0 +1,93 @@
+"""How matrices lie in memory: as BLAS can say it, by a leading dimension, or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Layout(NamedTuple):
+    """How a matrix lies in memory, in elements."""
+
+    trans: bool
+    ld: int
+    stride: int
+
+
+def layout_of(x: NDArray[Any]) -> Layout | None:
+    """Describe `x` as BLAS would, or None where no leading dimension can.
+
+    Parameters
+    ----------
+    x : ndarray of shape (rows, columns) or (batch, rows, columns), not empty
+
+    Returns
+    -------
+    Layout or None
+        None if neither axis has unit stride, a stride is negative or no multiple of the element
+        size, or the data does not lie on a multiple of the element size.
+    """
+    size, shape, strides = x.itemsize, x.shape, x.strides
+    rows, columns = shape[-2:]
+    row_step, column_step = strides[-2:]
+    stride = strides[0] if len(shape) > 2 and shape[0] > 1 else 0
+    # A single row has no step from row to row: only the walk along it counts, as for a column.
+    if row_step == size or rows == 1:
+        trans, ld = False, column_step
+        if columns == 1:
+            ld = rows * size
+        elif rows == 1 and column_step == size:
+            trans, ld = True, columns * size
+    elif column_step == size or columns == 1:
+        trans, ld = True, row_step
+    else:
+        return None
+    if ld < 0 or stride < 0 or ld % size or stride % size or not x.flags.aligned:
+        return None
+    # NumPy aligns complex numbers like their parts; kernels load both parts at once.
+    if x.dtype.kind == "c" and address_of(x) % size:
+        return None
+    return Layout(trans, ld // size, stride // size)
+
+
+def expressible(x: NDArray[Any]) -> NDArray[Any]:
+    """Return the operand itself, or a copy if no BLAS layout fits it."""
+    if layout_of(x) is not None:
+        return x
+    if x.ndim > 2 and x.strides[0] == 0:  # a stack of one matrix repeated
+        return np.broadcast_to(np.array(x[0], order="C"), x.shape)
+    return np.array(x, order="C")
+
+
+def is_row_major(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Tell whether the elements of a matrix' rows are neighbours, and those of its columns not."""
+    rows, columns = shape[-2:]
+    if rows == 1:
+        return columns > 1 and strides[-1] == itemsize
+    return strides[-2] != itemsize
+
+
+def address_of(x: NDArray[Any]) -> int:
+    """Return where the first element of `x` lies."""
+    return int(x.__array_interface__["data"][0])
+
+
+def is_same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether two operands are the same matrix, one perhaps transposed.
+
+    Views of different bases count as different: asking for addresses takes microseconds.
+    """
+    if a is b:
+        return True
+    base = a if a.base is None else a.base
+    return base is (b if b.base is None else b.base) and address_of(a) == address_of(b)
+
+
+def aligned(x: NDArray[Any]) -> bool:
+    """Tell whether an array begins at a multiple of its element's size."""
+    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
+    return x.base is None or not address_of(x) % x.itemsize
