@@ -13,12 +13,21 @@ import pytest
 from helpers import GPU, read_scratch
 from integers.test_integer_kernels import drawn
 
+import clgemm
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import Config
 from clgemm.kernels.nv_wgmma import family
-from clgemm.kernels.nv_wgmma.family import LOCAL_BYTES, ROW_BYTES, TIMES, Tile, best_tile
+from clgemm.kernels.nv_wgmma.family import (
+    GEMM_ITEMS,
+    LOCAL_BYTES,
+    MAPS_BYTES,
+    ROW_BYTES,
+    TIMES,
+    Tile,
+    best_tile,
+)
 from clgemm.problem import ELEMENTS, HALF, INTEGERS, PRECISIONS, Gemm, Operand, describe
-from clgemm.runtime import host_memory
+from clgemm.runtime import host_memory, registry
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.tuning.measure.verify import run_once
 
@@ -144,6 +153,10 @@ def test_where_it_runs():
     assert not any(FAMILY.supports(HOPPER, precision) for precision in PRECISIONS.values())
 
 
+def workers_of(plan):
+    return plan.steps[-1].global_size[0] // GEMM_ITEMS
+
+
 def test_halves_that_start_on_16_bytes_are_read_where_they_lie():
     small, large = problem_of("f2", 1024, 512, 256), problem_of("f2", 4096, 4096, 256)
     aligned = small._replace(aligned=True)
@@ -152,17 +165,17 @@ def test_halves_that_start_on_16_bytes_are_read_where_they_lie():
         (aligned, 1), (small, 2), (aligned._replace(lda=1025), 2),
         (aligned._replace(offset_b=4), 2),
         (aligned._replace(trans_a=True, trans_b=True, lda=256, ldb=512), 1),
-        (large._replace(aligned=True), 2), (aligned._replace(precision="i2"), 2),
+        (large._replace(aligned=True), 1), (aligned._replace(precision="i2"), 2),
     ):  # fmt: skip
         plan = FAMILY.plan(HOPPER, problem, config)
         assert len(plan.steps) == launches
-        assert bool(plan.scratch_bytes) == (launches == 2)
+        assert (plan.scratch_bytes == workers_of(plan) * MAPS_BYTES) == (launches == 1)
 
 
 def test_every_tile_fits_the_local_memory_and_serves_some_size():
     for tile in TIMES:
         assert tile.stages >= 3
-        assert tile.stages * (tile.bx + tile.by) * ROW_BYTES + 256 <= LOCAL_BYTES
+        assert tile.stages * (tile.bx + tile.by) * ROW_BYTES + 512 <= LOCAL_BYTES
         assert not list(FAMILY.broken_rules(HOPPER, INTEGERS["i4"], config_of(tile)))
     sizes = range(128, 12000, 128)
     largest = next(iter(TIMES))
@@ -242,16 +255,106 @@ def exact(a, b):
 
 @pytest.mark.families("nv_wgmma")
 @pytest.mark.parametrize("code", ["f2"])
-def test_halves_are_summed_as_well_as_by_way_of_float32(device, code, rng):
-    """Also where all products have one sign: what is cut off a sum has one, too."""
-    precision = ELEMENTS[code]
-    for shift in (0.0, 2.0):
-        a, b = (
-            (rng.normal(size=shape) + shift).astype(precision.dtype)
-            for shape in ((1, 200, 4000), (1, 4000, 300))
+@pytest.mark.parametrize("aligned", [True, False], ids=["direct", "packed"])
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_halves_are_rounded_wrongly_no_more_often_than_by_numpy(
+    device, code, kind, aligned, rng, monkeypatch
+):
+    """NumPy's loop adds one product after the other in float32.
+
+    Uniform numbers are the hard ones: what the tensor cores cut off a sum has one sign, too.
+    """
+    if not aligned:
+        monkeypatch.setattr(family, "may_read_direct", lambda _: False)
+    draw = rng.random if kind == "uniform" else rng.standard_normal
+    for k, n in ((256, 768), (family.SHORT_SUM, 768), (family.LONG_SUM, 512), (8192, 256)):
+        a, b = (draw(shape, np.float32).astype(np.float16) for shape in ((n, k), (k, n)))
+        want = (a.astype(float) @ b.astype(float)).astype(np.float16)
+        found = np.zeros((n, n), np.float16, order="F")
+        config = FAMILY.default(device.traits, ELEMENTS[code])
+        run_once(device, config, Operand(a[None]), Operand(b[None]), found[None])
+        assert np.mean(found != want) <= np.mean(in_numpys_order(a, b) != want), k
+
+
+def in_numpys_order(a, b):
+    """Return what NumPy's loop computes: products of halves are exact in float32."""
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for column, row in zip(a.T.astype(np.float32), b.astype(np.float32), strict=True):
+        total += column[:, None] * row
+    return total.astype(np.float16)
+
+
+def test_numpys_order_is_that(rng):
+    a, b = (rng.random(shape).astype(np.float16) for shape in ((3, 4000), (4000, 5)))
+    np.testing.assert_array_equal(in_numpys_order(a, b), np.matmul(a, b))
+
+
+@pytest.mark.families("nv_wgmma")
+@pytest.mark.parametrize("code", ["f2"])
+@pytest.mark.parametrize("aligned", [True, False], ids=["direct", "packed"])
+def test_halves_overflow_vanish_and_are_not_finite_as_numpys(
+    device, code, aligned, rng, monkeypatch
+):
+    """Each of them in a row or a column of its own, beside others that it must not touch."""
+    if not aligned:
+        monkeypatch.setattr(family, "may_read_direct", lambda _: False)
+    least = np.finfo(np.float16).smallest_subnormal
+    config = FAMILY.default(device.traits, ELEMENTS[code])
+    for k in (72, 700, 2100):
+        a, b = (rng.normal(size=shape).astype(np.float16) for shape in ((304, k), (k, 264)))
+        a[3, 5], a[77, k - 1], a[300, 0] = np.nan, np.inf, -np.inf
+        b[9, 1], b[k - 1, 263] = np.inf, np.nan
+        a[20], a[21], a[22] = 65504, least, 0.0
+        b[:, 40], b[:, 41] = np.abs(b[:, 40]), 2.0**-13
+        with np.errstate(all="ignore"):
+            exact_sum = a.astype(float) @ b.astype(float)
+            bound = k * 2.0**-23 * (abs(a.astype(float)) @ abs(b.astype(float)))
+            low, high = ((exact_sum + s * bound).astype(np.float16) for s in (-1, 1))
+        found = np.full((264, 304), 7, np.float16).T
+        run_once(device, config, Operand(a[None]), Operand(b[None]), found[None], poison=True)
+        unknown = np.isnan(exact_sum)
+        np.testing.assert_array_equal(np.isnan(found), unknown)
+        finite = np.isfinite(bound)
+        assert np.all((low <= found) & (found <= high) | ~finite)
+        infinite = ~finite & ~unknown
+        np.testing.assert_array_equal(found[infinite], exact_sum[infinite].astype(np.float16))
+
+
+def framed(rng, dtype, rows, columns, turned, *stack):
+    """Return memory and an Array, full of NaN, and a matrix in each that starts on 16 bytes."""
+    shape = (columns, rows) if turned else (rows, columns)
+    memory = np.full((*stack, shape[0] + 16, -(-shape[1] // 8) * 8 + 16), np.nan, dtype)
+    inside = (..., slice(8, 8 + shape[0]), slice(8, 8 + shape[1]))
+    memory[inside] = rng.normal(size=(*stack, *shape))
+    array = clgemm.to_device(memory)
+    order = (*range(len(stack)), -1, -2) if turned else (*range(len(stack)), -2, -1)
+    axes = [axis % memory.ndim for axis in order]
+    return memory, array, memory[inside].transpose(axes), array[inside].transpose(axes)
+
+
+@pytest.mark.families("nv_wgmma")
+@pytest.mark.parametrize("code", ["f2"])
+@pytest.mark.parametrize("turned", list(itertools.product((0, 1), repeat=3)), ids=str)
+def test_halves_are_read_where_they_lie_and_nothing_around_them(device, code, turned, rng):
+    """In Arrays full of NaN, also in a stack, whose entries may share an operand."""
+    dtype = ELEMENTS[code].dtype
+    for (m, n, k), of_a, of_b in (
+        ((200, 328, 136), (), ()), ((513, 264, 2051), (), ()), ((136, 130, 203), (3,), (3,)),
+        ((260, 134, 88), (3,), ()), ((97, 200, 2048), (), (2,)),
+    ):  # fmt: skip
+        with registry.using(device):
+            _, _, a, there_a = framed(rng, dtype, m, k, turned[0], *of_a)
+            _, _, b, there_b = framed(rng, dtype, k, n, turned[1], *of_b)
+            memory, around, c, there_c = framed(rng, dtype, m, n, turned[2], *(of_a or of_b))
+            for _ in range(3):
+                clgemm.matmul(there_a, there_b, out=there_c)
+            after = around.get()
+        rows, columns = (slice(8, 8 + size) for size in (m, n))
+        found = (
+            after[..., columns, rows].swapaxes(-1, -2) if turned[2] else after[..., rows, columns]
         )
-        want = a.astype(float) @ b.astype(float)
-        c = np.zeros((1, 300, 200), precision.dtype).swapaxes(1, 2)
-        run_once(device, FAMILY.default(device.traits, precision), Operand(a), Operand(b), c)
-        once = want.astype(precision.dtype)
-        assert np.mean(c != once) < 4e-3
+        x, y = a.astype(float), b.astype(float)
+        bound = k * 2.0**-23 * (abs(x) @ abs(y)) + abs(x @ y) * 2.0**-11 + 2.0**-25
+        assert np.all(abs(found.astype(float) - x @ y) <= bound)
+        found[...] = c
+        np.testing.assert_array_equal(after, memory)

@@ -7,12 +7,13 @@ every sum may wrap around.  Of 64 bits the products of a level l = i + j < 4 are
 the last carry: l + 1 products of digits, each at most 2^14, of at most 255 slices of 128, are below
 2^31.  bool is 0 or 1, and true where the sum is not 0: k is less than 2^31.
 
-Halves are multiplied exactly and added up in fp32, by the tensor cores within a slice of 64; the
-sum is rounded once.
+Halves are multiplied exactly and added up in fp32, by the tensor cores a few steps along k, and
+by fp32 adds; the sum is rounded once.
 
 Two launches: pack the planes of digits (or the halves) in the layout that the tensor cores read,
-and multiply.  Halves of few tiles are read where they lie if their rows start on 16 bytes: copies
-of 16 bytes hold larger products back by a third, but small ones have a launch less.
+and multiply.  Halves whose rows start on 16 bytes are not packed: tensor copies bring them into
+that layout.  What describes a matrix to these, a tensor map, holds its address, which only the
+device knows; so each work-group makes its own maps, in scratch.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from clgemm.problem import ELEMENTS, HALF, INTEGERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from clgemm.kernels.family import Arg
     from clgemm.problem import Gemm, Precision
     from clgemm.traits import DeviceTraits
 
@@ -45,16 +47,19 @@ PACK_ITEMS, GEMM_ITEMS, PACK_ROWS = 256, 384, 64
 PACK_SLICES = {1: 2, 2: 1, 4: 1, 8: 1}  # that are packed at once, by bytes of an element
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 ROW_BYTES = 128  # of a slice
+SLICE_STEPS = 4  # instructions along k for a slice
 CHUNK_BYTES = 16  # that are copied at once
 MOST_STAGES = 4
 MOST_OF_HALVES = 128  # rows of Y in a tile of halves
 SCRATCH_SHARE = 4  # of the device's memory one part
+MAPS_BYTES = 256  # of scratch, in which a worker has the maps of its tensor copies
+SHORT_SUM, LONG_SUM = 512, 2048  # k of halves: see `steps_together`
 LEAST_PRODUCTS = 2**22  # below, two launches take longer than one that packs nothing
 LEAST_FILLED = 0.25  # of what is multiplied once operands are padded
 BYTE = 8
 
 FILES = ("nv_wgmma/types.cl", "nv_wgmma/pack.cl")
-PRODUCERS = ("nv_wgmma/packed.cl", "nv_wgmma/direct.cl")
+PRODUCERS = ("nv_wgmma/packed.cl", "nv_wgmma/tensor.cl")
 GEMM_FILES = ("nv_async.cl", "nv_wgmma/types.cl", "nv_wgmma/wgmma.cl", "nv_wgmma/walk.cl",
               *PRODUCERS, "nv_wgmma/gemm.cl")  # fmt: skip
 
@@ -74,8 +79,8 @@ class Tile(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Give the slices that fit the local memory, beside the barriers."""
-        return min(MOST_STAGES, (LOCAL_BYTES - 256) // ((self.bx + self.by) * ROW_BYTES))
+        """Give the slices that fit the local memory, beside barriers and maps."""
+        return min(MOST_STAGES, (LOCAL_BYTES - 512) // ((self.bx + self.by) * ROW_BYTES))
 
 
 # Time of a slice relative to the largest tile's, by tile: small ones move more data a product.
@@ -110,15 +115,15 @@ class NvWgmma(KernelFamily):
         return super().accepts(problem) and tiles * -(-problem.k // 64) <= INT32_MAX // 64
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
-        """Give the largest tile allowed, and strips of X in a band of the raster."""
+        """Give the largest tile allowed, and strips of Y in a band of the raster."""
         del traits, precision
-        return {"MI": (2, 1), "BY": (192, 128, 64), "GROUP": (8, 4, 16)}
+        return {"MI": (2, 1), "BY": (192, 128, 64), "GROUP": (16, 8, 32)}
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Give the largest tile."""
         del traits
         by = MOST_OF_HALVES if precision.code == HALF.code else 192
-        return Config.of(self.name, {"MI": 2, "BY": by, "GROUP": 8})
+        return Config.of(self.name, {"MI": 2, "BY": by, "GROUP": 16})
 
     def broken_rules(
         self, traits: DeviceTraits, precision: Precision, config: Config
@@ -133,11 +138,13 @@ class NvWgmma(KernelFamily):
             yield "a band of the raster has at least one strip"
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """Pack, then multiply."""
+        """Pack, then multiply; or multiply what lies as tensor copies take it."""
         g, precision = problem, ELEMENTS[problem.precision]
         tile = best_tile(traits.compute_units, g, Tile(config["MI"], config["BY"]))
         is_half = precision.code == HALF.code
+        steps = steps_together(g.k) if is_half else SLICE_STEPS
         slices = -(-g.k * (precision.itemsize if is_half else 1) // ROW_BYTES)
+        slices = round_up(slices, max(1, steps // SLICE_STEPS))
         planes = 1 if is_half else precision.itemsize
         strips_x, strips_y = -(-g.n // tile.bx), -(-g.m // tile.by)
         copies_x, copies_y = (g.batch if stride else 1 for stride in (g.stride_b, g.stride_a))
@@ -152,31 +159,46 @@ class NvWgmma(KernelFamily):
         packed = _PACKED.pack(
             bytes_x, slices, strips_x, strips_y, copies_x, copies_y, workers
         )  # fmt: skip
-        one_round = strips_x * strips_y * g.batch <= traits.compute_units
-        direct = is_half and one_round and may_read_direct(g)
+        direct = is_half and may_read_direct(g)
         shape = precision_defines(precision) | {
             "BITS": precision.itemsize * BYTE, "IS_HALF": int(is_half),
             "IS_BOOL": int(precision.dtype == bool), "MI": tile.mi, "BY": tile.by,
         }  # fmt: skip
-        product = shape | {"STAGES": tile.stages, "GROUP": config["GROUP"]}
+        product = shape | {"STAGES": tile.stages, "GROUP": config["GROUP"], "STEPS": steps}
         if direct:
-            product |= {
-                "DIRECT": 1, "ALONG_K_X": int(not g.trans_b), "ALONG_K_Y": int(g.trans_a),
-            }  # fmt: skip
+            along_k = {"ALONG_K_X": int(not g.trans_b), "ALONG_K_Y": int(g.trans_a)}
+            product |= {"DIRECT": 1} | along_k
         files = tuple(x for x in GEMM_FILES if x != PRODUCERS[not direct])
         gemm = kernel_spec("nv_wgmma_gemm", files, product, "sm_90a")
-        # Who reads operands where they lie has a scratch that it does not read, nor write.
-        args = (*gemm_args(g), packed, "c" if direct else "scratch")
+        args = (*gemm_args(g), packed, "scratch")
         last = Step(gemm, (workers * GEMM_ITEMS,), (GEMM_ITEMS,), args)
         if direct:
-            return Plan((last,))
+            return Plan((last,), workers * MAPS_BYTES)
         blocks = (bytes_x + bytes_y) // (planes * slices * PACK_ROWS * ROW_BYTES)
-        at_once = PACK_SLICES[precision.itemsize]
-        groups = blocks * -(-slices // at_once)
-        pack = kernel_spec("nv_wgmma_pack", FILES, shape | {"PACK_SLICES": at_once})
-        return Plan(
-            (Step(pack, (groups * PACK_ITEMS,), (PACK_ITEMS,), args), last), bytes_x + bytes_y
-        )
+        pack = pack_step(precision, shape, blocks, slices, args)
+        return Plan((pack, last), bytes_x + bytes_y)
+
+
+def pack_step(
+    precision: Precision, shape: dict[str, int], blocks: int, slices: int, args: tuple[Arg, ...]
+) -> Step:
+    """Lay out the launch that packs blocks of rows, a few slices a work-group."""
+    at_once = PACK_SLICES[precision.itemsize]
+    groups = blocks * -(-slices // at_once)
+    pack = kernel_spec("nv_wgmma_pack", FILES, shape | {"PACK_SLICES": at_once})
+    return Step(pack, (groups * PACK_ITEMS,), (PACK_ITEMS,), args)
+
+
+def steps_together(k: int) -> int:
+    """Choose how many steps of 16 along k of halves the tensor cores add up before fp32 adds do.
+
+    They cut what they add up, always towards 0, so errors of the steps add up, which those of fp32
+    adds do not.  With so many steps fewer elements are rounded wrongly than by NumPy's loop, which
+    makes k fp32 adds: also of numbers that all have one sign.
+    """
+    if k < SHORT_SUM:
+        return SLICE_STEPS // 2
+    return SLICE_STEPS if k < LONG_SUM else 2 * SLICE_STEPS
 
 
 def may_read_direct(g: Gemm) -> bool:

@@ -1,11 +1,13 @@
 // nv_wgmma: the producer of packed planes, one work-item, by bulk copies.
 
 #define PRODUCERS 1
+#define ARRIVALS 1
+#define MAPS_BYTES 0
 #define PRODUCER_REGISTERS "24"
 #define MULTIPLIER_REGISTERS "240"
 
 INLINE void produce(const Gemm *g, const Packed *s, __global const INTEGER *a,
-                    __global const INTEGER *b, __global const uchar *scratch, uint slots, uint full,
+                    __global const INTEGER *b, __global uchar *scratch, uint slots, uint full,
                     uint empty)
 {
     const long plane_x = (long)s->strips_x * s->slices * (BX * ROW_BYTES);

@@ -15,8 +15,8 @@
 // 4 * RUN rows, row t * RUN + r (t = lane % 4) lies where the accumulators of t are, at
 // r / 2 * 8 + t * 2 + r % 2.
 //
-// Halves whose rows start on 16 bytes are not packed but read where they lie, with a RUN of 2: see
-// nv_wgmma/direct.cl.
+// Halves whose rows start on 16 bytes are not packed but read where they lie, rows of Y in their own
+// order: see nv_wgmma/tensor.cl.
 
 #ifndef BITS
 #define BITS 32  // of an element
@@ -49,7 +49,7 @@
 #define PLANES (IS_HALF ? 1 : BITS / 8)
 #define WORD (IS_HALF ? 2 : 4)    // elements of k in 4 bytes of a plane
 #define DEPTH (ROW_BYTES / 4 * WORD)  // elements of k in a slice
-#define RUN (DIRECT ? 2 : 128 / BITS)
+#define RUN (128 / BITS)
 
 #define UINT_8 uchar
 #define UINT_16 ushort

@@ -4,8 +4,14 @@
 #define STAGES 3
 #endif
 #ifndef GROUP
-#define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
+#define GROUP 16  // strips of Y in a band of the raster: what the second-level cache holds
 #endif
+
+#ifndef STEPS
+#define STEPS 4  // of 16 along k of halves, that the tensor cores add up: 2, 4, or a multiple of 4
+#endif
+#define TOGETHER (STEPS < 4 ? 1 : STEPS / 4)  // slices that they make up; divides a strip's
+#define PARTS (STEPS < 4 ? 4 / STEPS : 1)     // of a slice, that they make up one by one
 
 #define SLOT ((BX + BY) * ROW_BYTES)
 #define EXACT 255  // slices of four digit products whose sum is below 2^31
@@ -31,14 +37,14 @@ typedef struct {
 
 INLINE Tile place_tile(const Packed *s, int tile)
 {
-    const int tiles = s->strips_x * s->strips_y, band = GROUP * s->strips_y;
+    const int tiles = s->strips_x * s->strips_y, band = GROUP * s->strips_x;
     Tile t;
     t.entry = tile / tiles;
     tile %= tiles;
-    const int first = tile / band * GROUP, width = min(s->strips_x - first, GROUP);
+    const int first = tile / band * GROUP, width = min(s->strips_y - first, GROUP);
     tile %= band;
-    t.strip_x = first + tile % width;
-    t.strip_y = tile / width;
+    t.strip_x = tile / width;  // neighbours share X, whose strips are the larger ones
+    t.strip_y = first + tile % width;
     const long copy_x = s->copies_x > 1 ? t.entry : 0, copy_y = s->copies_y > 1 ? t.entry : 0;
     t.x = (copy_x * PLANES * s->strips_x + t.strip_x) * s->slices * (BX * ROW_BYTES);
     t.y = s->at_y + (copy_y * PLANES * s->strips_y + t.strip_y) * s->slices * (BY * ROW_BYTES);

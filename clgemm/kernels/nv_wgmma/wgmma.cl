@@ -73,6 +73,9 @@ typedef int SUM;
 #define WGMMA_WAIT(d)                                                                          \
     asm volatile(SM90A "wgmma.wait_group.sync.aligned 0;" : SUMS(d)::"memory")
 
+// What computes d is not moved below this.
+#define KEEP_HERE(d) asm volatile("" : SUMS(d))
+
 // Registers of each work-item of the warpgroup from here on, a number as text.
 #define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " n ";" ::: "memory")
 #define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " n ";" ::: "memory")
