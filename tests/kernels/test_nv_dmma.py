@@ -11,10 +11,11 @@ import reference
 from helpers import GPU, Differences, pairwise, read_scratch, write_scratch
 
 from clgemm.kernels import source
+from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import Config, Plan, gemm_args
-from clgemm.kernels.nv_dmma import partition
+from clgemm.kernels.nv_dmma import estimate, partition
+from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 from clgemm.kernels.nv_dmma.family import NvDmma
-from clgemm.kernels.nv_dmma.partition import LOCAL_BYTES
 from clgemm.problem import PRECISIONS, Gemm, Operand, alignment_class, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
@@ -240,7 +241,7 @@ def test_thin_edges_are_strips_of_the_same_launch():
     tile = dict(step.kernel.defines)
     assert tile["EDGE_THICK"] == 2
     groups = step.global_size[0] // step.local_size[0]
-    width = partition.EDGE_WIDTH
+    width = estimate.EDGE_WIDTH
     assert f"#define EDGE_WIDTH {width} " in source.read("nv_dmma/edges.cl")
     strips = 2048 // width + -(-2050 // width)
     assert groups == 2048 // tile["MC"] * (2048 // tile["NC"]) + strips, "down, then along"
@@ -494,7 +495,7 @@ def test_every_macro_tile_and_slice_has_one_owner(device, tile, below):
     (mc, nc), size, batch = tile, 600, 2
     g = gemm("d", size, size, 9, batch, triangle=below)
     tiles_m, tiles_n = -(-size // mc), -(-size // nc)
-    count = partition.count_macro_tiles(g, mc, nc)
+    count = count_macro_tiles(g, mc, nc)
     defines = {"MC": mc, "NC": nc, "IS_DOUBLE": 1, "IS_COMPLEX": 0}
     m, n, entry, start = run_text(
         device, "nv_dmma/raster.cl", RASTER, defines, count, tiles_m, tiles_n, below
