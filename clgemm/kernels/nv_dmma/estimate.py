@@ -74,7 +74,7 @@ def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int) -> Tile:
 class Strips(NamedTuple):
     """The strips that do thin edges."""
 
-    count: int
+    number: int
     thick: int
     """Elements across the edge."""
 
@@ -162,15 +162,15 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     def computed(turns: float, count: int) -> float:
         """Return the clocks in which each of a unit's work-groups computes so many slices."""
         idle = IDLE if turns * tile.items < BUSY_ITEMS else 1
-        slice_clocks = ((products * idle) ** OVERLAP + copies**OVERLAP) ** (1 / OVERLAP)
+        slice_clocks: float = ((products * idle) ** OVERLAP + copies**OVERLAP) ** (1 / OVERLAP)
         return turns * count * slice_clocks
 
     most = units * tile.resident
-    strip = _strip_clocks(g, tile, strips.thick) * math.ceil(strips.count * g.batch / most)
+    strip = _strip_clocks(g, tile, strips.thick) * math.ceil(strips.number * g.batch / most)
     rounds = -(-tiles // units)
     hidden = HIDDEN if rounds > 1 and tile.resident > 1 else 1.0
     alone = LAUNCH + computed(rounds, slices) + rounds * end * hidden
-    if strips.count * g.batch <= -tiles % most:  # they run beside the last macro-tiles
+    if strips.number * g.batch <= -tiles % most:  # they run beside the last macro-tiles
         alone = max(alone, alone * (1 - 1 / -(-tiles // most)) + strip)
     else:
         alone += strip
@@ -186,7 +186,7 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
         clocks += turns * tile.area / EXCHANGED / min(1.0, share)
         ways.append(Way(whole, left, most, 1, clocks))
     last = min(most // tiles, slices * tile.kc // LEAST_DEPTH) if shares else 0
-    for parts in range(2, 0 if strips.count else last + 1):
+    for parts in range(2, 0 if strips.number else last + 1):
         turns = -(-tiles * parts // units)
         clocks = LAUNCH + computed(turns, -(-slices // parts)) + turns * end
         clocks += JOIN + 16 * parts * g.m * ce * g.n * g.batch / (units * JOINED)
