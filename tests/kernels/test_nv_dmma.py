@@ -41,8 +41,8 @@ def replace_packs(c):
     return Config.of(FAMILY.name, dict(c.params) | {"PACK_A": 0, "PACK_B": 0})
 
 
-def cut(g, c):
-    return partition.cut(H200, g, c)
+def cut(g, c, beside=estimate.NO_STRIPS):
+    return partition.cut(H200, g, c, beside)
 
 
 def gemm(code, m, n, k, batch=1, trans_a=False, trans_b=False, **more):
@@ -264,6 +264,59 @@ def test_strips_cover_the_edges_that_there_are():
     assert strips("d", 2051, 2050) == (64 + 65, 4), "powers of two: few kernels"
     assert strips("d", 2064, 2049) == (64 + 2 * 65, 8), "thicker edges take several strips"
     assert strips("z", 2049, 2064) == (4 * 64 + 65, 4), "of as many real numbers"
+
+
+def test_thin_edges_stay_where_strips_would_take_longer():
+    """A strip goes through the whole depth; macro-tiles of a small C are cut along it."""
+    default = FAMILY.default(H200, PRECISIONS["z"])
+    deep = gemm("z", 225, 1040, 5395, trans_a=True)
+    assert partition.without_edges(deep, default).n == 1024
+    assert partition.chosen(H200, deep, default)[0] == deep
+    default = FAMILY.default(H200, PRECISIONS["d"])
+    large = gemm("d", 2049, 2050, 2048, aligned=False)
+    main, fitted = partition.chosen(H200, large, default)
+    assert (main.m, main.n) == (2048, 2048), "another round of macro-tiles takes longer still"
+    assert cut(main, fitted, partition.strips(large, main)).parts == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "packs", "even"),
+    [
+        ((256, 192), {}, 1),
+        ((255, 192), {}, 0),
+        ((256, 191), {}, 0),
+        ((1279, 1280), {"PACK_A": 1}, 1),
+        ((1280, 1279), {"PACK_A": 1}, 0),
+        ((1279, 1279), {"PACK_A": 1, "PACK_B": 1}, 1),
+    ],
+)
+def test_copies_look_for_an_edge_where_macro_tiles_cross_one(size, packs, even):
+    c = config(PRECISIONS["d"], SHARE=0, **packs)
+    spec = FAMILY.plan(H200, gemm("d", *size, 1024), c).steps[-1].kernel
+    assert spec.name == "nv_dmma"
+    assert dict(spec.defines)["EVEN"] == even
+
+
+def test_the_estimate_knows_how_rows_lie_in_the_cache():
+    """Small macro-tiles read much a product: where a row starts makes the difference."""
+    small, large = (
+        estimate.tile_of(32, 32, 16, 16, 32, 3),
+        estimate.tile_of(128, 128, 64, 32, 32, 3),
+    )
+
+    def clocks(code, gap, tile, **more):
+        g = gemm(code, 2048, 2048, 2048, **more)
+        g = g._replace(lda=g.lda + gap, ldb=g.ldb + gap)
+        return estimate.best_way(132, g, tile, shares=False).clocks
+
+    for code, gaps in (("d", (0, 4, 2)), ("z", (0, 2, 1))):
+        times = [clocks(code, gap, small) for gap in gaps]
+        assert times == sorted(times)
+        assert times[2] > 1.4 * times[0]
+        assert clocks(code, gaps[2], large) < 1.1 * clocks(code, 0, large)
+    assert clocks("d", 1, small) > 1.2 * clocks("d", 0, small), "copies of 8 bytes"
+    assert clocks("d", 0, small, trans_a=True) > 1.2 * clocks("d", 0, small), "A is turned"
+    assert clocks("d", 8, small) == clocks("d", 0, small)
 
 
 EDGES = """

@@ -46,7 +46,8 @@ TURNED = 7.0  # the same of a real A that is turned as it is copied
 OVERLAP = 5  # the norm that combines products and copies: nearly the longer of both
 
 EDGE_WIDTH = 32  # of nv_dmma/edges.cl
-EDGE_CHUNK = 2000  # clocks of a strip for each chunk of the depth
+EDGE_CHUNK = 2000  # clocks of a strip for each chunk of the depth, and ...
+EDGE_PRODUCTS = 750  # ... for each real number across the edge
 
 
 class Tile(NamedTuple):
@@ -126,11 +127,12 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
     return tile.kc * 8 / 128 * (tile.mc / real_parts(g) * line_a + tile.nc * line_b)
 
 
-def _strip_clocks(g: Gemm, tile: Tile, thick: int) -> float:
+def _strip_clocks(g: Gemm, tile: Tile, thick: int) -> int:
     """Estimate the clocks of a strip, which nv_dmma/edges.cl does in chunks of the depth."""
     ce = real_parts(g)
     loads = (16 if thick * ce > 4 else 32) // ce  # EDGE_LOADS
-    return EDGE_CHUNK * (1 + math.ceil(g.k / (tile.items // 32 * loads)))
+    chunks = 1 + math.ceil(g.k / (tile.items // 32 * loads))
+    return chunks * (EDGE_CHUNK + EDGE_PRODUCTS * thick * ce)
 
 
 def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = NO_STRIPS) -> Way:
