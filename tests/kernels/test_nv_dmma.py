@@ -11,10 +11,11 @@ import reference
 from helpers import GPU, Differences, pairwise, read_scratch, write_scratch
 
 from clgemm.kernels import source
+from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import Config, Plan, gemm_args
-from clgemm.kernels.nv_dmma import partition
+from clgemm.kernels.nv_dmma import estimate, partition
+from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 from clgemm.kernels.nv_dmma.family import NvDmma
-from clgemm.kernels.nv_dmma.partition import LOCAL_BYTES
 from clgemm.problem import PRECISIONS, Gemm, Operand, alignment_class, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
@@ -40,8 +41,8 @@ def replace_packs(c):
     return Config.of(FAMILY.name, dict(c.params) | {"PACK_A": 0, "PACK_B": 0})
 
 
-def cut(g, c):
-    return partition.cut(H200, g, c)
+def cut(g, c, beside=estimate.NO_STRIPS):
+    return partition.cut(H200, g, c, beside)
 
 
 def gemm(code, m, n, k, batch=1, trans_a=False, trans_b=False, **more):
@@ -240,7 +241,7 @@ def test_thin_edges_are_strips_of_the_same_launch():
     tile = dict(step.kernel.defines)
     assert tile["EDGE_THICK"] == 2
     groups = step.global_size[0] // step.local_size[0]
-    width = partition.EDGE_WIDTH
+    width = estimate.EDGE_WIDTH
     assert f"#define EDGE_WIDTH {width} " in source.read("nv_dmma/edges.cl")
     strips = 2048 // width + -(-2050 // width)
     assert groups == 2048 // tile["MC"] * (2048 // tile["NC"]) + strips, "down, then along"
@@ -263,6 +264,59 @@ def test_strips_cover_the_edges_that_there_are():
     assert strips("d", 2051, 2050) == (64 + 65, 4), "powers of two: few kernels"
     assert strips("d", 2064, 2049) == (64 + 2 * 65, 8), "thicker edges take several strips"
     assert strips("z", 2049, 2064) == (4 * 64 + 65, 4), "of as many real numbers"
+
+
+def test_thin_edges_stay_where_strips_would_take_longer():
+    """A strip goes through the whole depth; macro-tiles of a small C are cut along it."""
+    default = FAMILY.default(H200, PRECISIONS["z"])
+    deep = gemm("z", 225, 1040, 5395, trans_a=True)
+    assert partition.without_edges(deep, default).n == 1024
+    assert partition.chosen(H200, deep, default)[0] == deep
+    default = FAMILY.default(H200, PRECISIONS["d"])
+    large = gemm("d", 2049, 2050, 2048, aligned=False)
+    main, fitted = partition.chosen(H200, large, default)
+    assert (main.m, main.n) == (2048, 2048), "another round of macro-tiles takes longer still"
+    assert cut(main, fitted, partition.strips(large, main)).parts == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "packs", "even"),
+    [
+        ((256, 192), {}, 1),
+        ((255, 192), {}, 0),
+        ((256, 191), {}, 0),
+        ((1279, 1280), {"PACK_A": 1}, 1),
+        ((1280, 1279), {"PACK_A": 1}, 0),
+        ((1279, 1279), {"PACK_A": 1, "PACK_B": 1}, 1),
+    ],
+)
+def test_copies_look_for_an_edge_where_macro_tiles_cross_one(size, packs, even):
+    c = config(PRECISIONS["d"], SHARE=0, **packs)
+    spec = FAMILY.plan(H200, gemm("d", *size, 1024), c).steps[-1].kernel
+    assert spec.name == "nv_dmma"
+    assert dict(spec.defines)["EVEN"] == even
+
+
+def test_the_estimate_knows_how_rows_lie_in_the_cache():
+    """Small macro-tiles read much a product: where a row starts makes the difference."""
+    small, large = (
+        estimate.tile_of(32, 32, 16, 16, 32, 3),
+        estimate.tile_of(128, 128, 64, 32, 32, 3),
+    )
+
+    def clocks(code, gap, tile, **more):
+        g = gemm(code, 2048, 2048, 2048, **more)
+        g = g._replace(lda=g.lda + gap, ldb=g.ldb + gap)
+        return estimate.best_way(132, g, tile, shares=False).clocks
+
+    for code, gaps in (("d", (0, 4, 2)), ("z", (0, 2, 1))):
+        times = [clocks(code, gap, small) for gap in gaps]
+        assert times == sorted(times)
+        assert times[2] > 1.4 * times[0]
+        assert clocks(code, gaps[2], large) < 1.1 * clocks(code, 0, large)
+    assert clocks("d", 1, small) > 1.2 * clocks("d", 0, small), "copies of 8 bytes"
+    assert clocks("d", 0, small, trans_a=True) > 1.2 * clocks("d", 0, small), "A is turned"
+    assert clocks("d", 8, small) == clocks("d", 0, small)
 
 
 EDGES = """
@@ -494,7 +548,7 @@ def test_every_macro_tile_and_slice_has_one_owner(device, tile, below):
     (mc, nc), size, batch = tile, 600, 2
     g = gemm("d", size, size, 9, batch, triangle=below)
     tiles_m, tiles_n = -(-size // mc), -(-size // nc)
-    count = partition.count_macro_tiles(g, mc, nc)
+    count = count_macro_tiles(g, mc, nc)
     defines = {"MC": mc, "NC": nc, "IS_DOUBLE": 1, "IS_COMPLEX": 0}
     m, n, entry, start = run_text(
         device, "nv_dmma/raster.cl", RASTER, defines, count, tiles_m, tiles_n, below

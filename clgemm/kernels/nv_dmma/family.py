@@ -12,8 +12,9 @@ A problem gets the macro-tile that is estimated to take the least time (``FIT``)
 come out even with the compute units they are shared (``SHARE``), in one of two ways: few of them
 are cut along K, partial products go to scratch, and another launch adds them up; many are dealt to
 work-groups by slices, of which one owns a macro-tile and adds what others left in scratch.  Sums
-have a fixed order.  Further work-groups of the launch do thin edges, on compute units that would
-idle.  `partition` decides.  The layout of slices and panels is drawn in nv_dmma/tiles.cl.
+have a fixed order.  Further work-groups of the launch do thin edges, where that takes less time.
+`partition` decides, by what `estimate` says.  The layout of slices and panels is drawn in
+nv_dmma/tiles.cl.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from clgemm.kernels.family import (
     round_up,
 )
 from clgemm.kernels.mirror import mirror
-from clgemm.kernels.nv_dmma import partition
+from clgemm.kernels.nv_dmma import estimate, partition
 from clgemm.problem import PRECISIONS
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class NvDmma(KernelFamily):
         """Double precision where the chip has full-rate fp64 tensor cores."""
         return (
             self.computes_in(traits, precision)
-            and traits.compute_capability in partition.LOCAL_BYTES
+            and traits.compute_capability in estimate.LOCAL_BYTES
         )
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
@@ -162,7 +163,7 @@ class NvDmma(KernelFamily):
         tile = (config["MC"] + config["NC"]) * kc * precision.itemsize
         sums = (config["WK"] - 1) * config["MC"] * config["NC"] * precision.itemsize
         local = max(config["STAGES"] * tile, sums) + config["STAGES"] * 16
-        if local > partition.LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
+        if local > estimate.LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
             yield "all stages fit the local memory"
 
     @staticmethod
@@ -178,9 +179,8 @@ class NvDmma(KernelFamily):
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Pack if that pays, and multiply, thin edges included."""
-        main = partition.without_edges(problem, config)
-        fitted = partition.fitted(traits, main, config)
-        cut = partition.cut(traits, main, fitted)
+        main, fitted = partition.chosen(traits, problem, config)
+        cut = partition.cut(traits, main, fitted, partition.strips(problem, main))
         steps = [self._gemm(traits, problem, main, fitted, cut)]
         if cut.pack_a or cut.pack_b:
             steps.insert(0, self._pack(main, fitted, cut))
@@ -205,7 +205,8 @@ class NvDmma(KernelFamily):
         spec = _gemm_spec(
             g.precision, config, _layout(g, cut),
             (g.conj_a and not cut.pack_a, g.conj_b and not cut.pack_b),
-            cut.parts > 1, cut.workers > 0, thick, self._has_bulk_copies(traits),
+            cut.parts > 1, cut.workers > 0, _is_even(g, config, cut), thick,
+            self._has_bulk_copies(traits),
         )  # fmt: skip
         args = (
             *gemm_args(whole), "scratch" if cut.reals else "c", cut.packed_a, cut.packed_b,
@@ -241,8 +242,13 @@ Layout = tuple[bool, bool, bool, bool, bool, bool]
 """Whether A and B are transposed, can be read by pairs, and are packed."""
 
 
+def _is_even(g: Gemm, config: Config, cut: Cut) -> bool:
+    """Tell whether what is copied without packing ends where macro-tiles do."""
+    return (cut.pack_a or g.m % config["MC"] == 0) and (cut.pack_b or g.n % config["NC"] == 0)
+
+
 def _layout(g: Gemm, cut: Cut) -> Layout:
-    return (g.trans_a, g.trans_b, *partition.wide(g), cut.pack_a, cut.pack_b)
+    return (g.trans_a, g.trans_b, *estimate.wide(g), cut.pack_a, cut.pack_b)
 
 
 def _layout_defines(layout: Layout) -> dict[str, int]:
@@ -259,7 +265,7 @@ def _pack_spec(precision: str, config: Config, layout: Layout) -> KernelSpec:
 @lru_cache(maxsize=256)
 def _gemm_spec(
     precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], partial: bool,
-    shared: bool, thick: int, newest: bool,
+    shared: bool, even: bool, thick: int, newest: bool,
 ) -> KernelSpec:  # fmt: skip
     is_complex = PRECISIONS[precision].is_complex
     defines = {name: value for name, value in config.params if name not in PLANNED}
@@ -269,6 +275,7 @@ def _gemm_spec(
         "CONJ_B": int(is_complex and conj[1]),
         "PARTS": int(partial),
         "SHARED": int(shared),
+        "EVEN": int(even),
         "EDGE_THICK": thick,
         "MMA_ROWS": 16 if newest else 8,
         "TRY_WAIT": int(newest),

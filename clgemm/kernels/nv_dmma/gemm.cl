@@ -17,7 +17,9 @@
 // Where macro-tiles are few and small, WK warps share the depth of a slice.  In the end their
 // accumulators are added up through local memory, always in the same order.
 //
-// Whether a copy crosses an edge is asked only where one can be: the loop exists twice.
+// Whether a copy crosses the end of the depth is asked only where it can: the loop exists twice.
+// In the first one a copy is made or not, which costs no time: where macro-tiles are few, all wait
+// for those at the edges.
 //
 // Macro-tiles seldom come out even with the compute units.  So of the launch's work-groups the first
 // `whole` compute a macro-tile each, and the others, the workers, share what is left (SHARED).  Its
@@ -61,6 +63,9 @@
 #define TILES MOST(STAGES *STAGE_CHUNKS, SUMS)
 #endif
 #define GATHERS (!PACK_A || !PACK_B)
+// Whether a copy has two neighbours along the width, of which one may lie beyond the edge.
+#define SPLITS(pack, kind, turned, wide)                                                           \
+    (!EVEN && !(pack) && !IS_COMPLEX && (kind) == ALONG_W && WHOLE_CHUNKS(kind, turned, wide))
 #define BULKS (PACK_A || PACK_B)
 
 // Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.
@@ -95,8 +100,8 @@
     }
 
 // Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
-// in.  Beyond the end of K nothing is copied.  `whole` says that the slice crosses no edge, `used`
-// that the buffer was filled before.
+// in.  Beyond the end of K nothing is copied.  `whole` says that no copy of the slice crosses an
+// edge, `used` that the buffer was filled before.
 #define FILL(stage, parity, part, whole, used)                                                     \
     if (whole || left > 0) {                                                                       \
         const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
@@ -336,9 +341,10 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     double2 frag_a[2][FRAGS_A][HALVES_OF(KIND_A)], frag_b[2][FRAGS_B][HALVES_OF(KIND_B)];
     double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
 
-    // Slices that cross no edge; packed panels have none.
-    const int inside = (PACK_A || i0 + MC <= m) && (PACK_B || j0 + NC <= n);
-    const int whole = GATHERS ? inside * (left / KC) : slices;
+    // Slices of which each copy lies inside or outside as a whole, as all of packed panels do.
+    const int split = (SPLITS(PACK_A, KIND_A, TRANS_A, WIDE_A) && i0 + MC > m && (m - i0) % 2) ||
+                      (SPLITS(PACK_B, KIND_B, !TRANS_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
+    const int whole = !GATHERS ? slices : split ? 0 : left / KC;
     if (whole >= STAGES - 1) {
         for (int stage = 0; stage < STAGES - 1; stage++)
             FILL_ALL(stage, 1)

@@ -15,6 +15,9 @@
 #ifndef SHARED
 #define SHARED 0  // 1: some macro-tiles are shared between work-groups, see nv_dmma/gemm.cl
 #endif
+#ifndef EVEN
+#define EVEN 0  // 1: what is copied here ends where macro-tiles do
+#endif
 #ifndef MMA_ROWS
 #define MMA_ROWS 16  // 16: shapes of compute capability 9.0; 8: those of 8.0
 #endif
@@ -29,7 +32,7 @@
 // Start one part of PARTS_OF_FILL of a work-item's copies of a slice.  `to` and `from` are its
 // first copy's addresses, w_end and p_end count from there.  What lies beyond the depth becomes
 // zero; what lies beyond the width may stay what it is, for it ends in rows and columns that C does
-// not have.  `whole` says that nothing lies beyond.
+// not have.  `whole` says that nothing lies beyond the depth, and no pair lies on the edge.
 INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, int kind, int turned,
                       int wide, int w_end, int p_end, int part, int whole)
 {
@@ -47,7 +50,7 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
                               : across > 0 ? min(max(along, 0) * 8 * CE, bytes)
                                            : 0;
             __global const ELEM *x = from + (turned ? p + w * ld : w + p * ld);
-            if (whole || w < w_end) {
+            if ((whole && EVEN) || w < w_end) {
                 if (bytes == 16)
                     async_copy16(at, x, valid);
                 else
