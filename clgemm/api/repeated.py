@@ -18,7 +18,7 @@ from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.layouts import address_of, is_same_memory
 from clgemm.problem import AS_GIVEN, INTEGER_DTYPES, Call, dtype_of_product
-from clgemm.runtime import reentry
+from clgemm.runtime import reentry, registry
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -35,10 +35,11 @@ _MATRIX = 2  # axes
 
 def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:
     """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None."""
-    known = engines.opened()
-    if known is None:
+    device = registry.opened()
+    if device is None:
         return None
-    compute = known.repeated.get(_kind(a, b, out))
+    kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
+    compute = device.repeated.get(kind if out is None else _kind(a, b, out))
     if compute is None or log.isEnabledFor(logging.DEBUG):
         return None
     if compute.__class__ is not _ByDevice and not settings.chooses_route():
@@ -87,10 +88,10 @@ def gemm(
     alpha: float, a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int
 ) -> NDArray[Any] | None:
     """Return alpha * op(a) @ op(b) if such arrays were multiplied before, else None."""
-    known = engines.opened()
-    if known is None:
+    device = registry.opened()
+    if device is None:
         return None
-    compute = known.repeated.get(_gemm_kind(a, b, trans_a, trans_b))
+    compute = device.repeated.get(_gemm_kind(a, b, trans_a, trans_b))
     if compute is None or log.isEnabledFor(logging.DEBUG):
         return None
     if compute.__class__ is not _ByDevice and not settings.chooses_route():

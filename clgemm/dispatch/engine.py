@@ -90,8 +90,7 @@ class Engine:
         """What copies to and from a device with memory of its own."""
         self.decisions: dict[Hashable, Any] = {}
         """By kind of call: `Decision` for arrays of NumPy's, plans of products for Arrays."""
-        self.repeated: dict[Hashable, Any] = {}
-        """What computes plain products of a kind again: see `api.repeated`."""
+        self.repeated = device.repeated
         self._by_size: set[str] = set()
         """Precisions of which something small was decided on before anything was measured."""
         self._found_out: set[str] = set()

@@ -43,7 +43,7 @@ BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden
 BESIDE_GPU = {4: 70e9, 8: 32e9}
 """Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
-USUAL_SHARE = 0.5  # ... of which a product that is not large reaches about half
+USUAL_SHARE = 0.75  # ... of which a product that is not small reaches so much
 
 
 def counts(shape: Shape) -> tuple[int, int, int, int, int]:

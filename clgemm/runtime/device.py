@@ -20,6 +20,8 @@ from clgemm.runtime.reentry import CheckedLock
 from clgemm.runtime.scratch import ScratchPool
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from clgemm.problem import Precision
     from clgemm.runtime import devices
     from clgemm.runtime.binaries import Binaries
@@ -68,6 +70,9 @@ class Device:
         self.scratch = ScratchPool(self.context, system_svm=self.traits.system_svm)
         self.memory = DeviceMemory(self.context, self.traits.max_allocation)
         """Device memory of calls that copy."""
+        self.repeated: dict[Hashable, Any] = {}
+        """What computes plain products of a kind again: see `api.repeated`.  It is here to be found
+        in few steps: after a pause of the program each takes a microsecond."""
 
     def __str__(self) -> str:
         return self.traits.describe()
