@@ -31,6 +31,8 @@ PAUSE = 0.06  # seconds; OpenBLAS' workers spin that long after a call, on cores
 SETTLE_SECONDS, SETTLE_STEP = 0.4, 0.01  # that threads may spin on for, at most; and each look
 FOREIGN_SHARE = 0.08  # of one core: more than this taken by other processes spoils a block
 BLOCK_SECONDS = 0.12
+TRYING_SECONDS = 3.0
+"""On a machine that is always busy more tries of long calls would take minutes."""
 STEADY = 0.04  # a median this much above the least time is a quiet machine's
 HOPELESS = 2  # runs: a single one may have had to wait for another process
 STRETCH = 5  # times as long a noisy machine is measured
@@ -170,10 +172,12 @@ def quiet_measure(
 ) -> Timing:
     """Time `run` in a block during which other processes took less than 8 % of a core.
 
-    At most so many `tries` are made to find one; for the rest see `measure`.
+    At most so many `tries` are made to find one, and after `TRYING_SECONDS` none; for the rest see
+    `measure`.
     """
     least_disturbed: tuple[float, Timing] | None = None
-    for rejected in range(tries):
+    rejected, end = 0, time.monotonic() + TRYING_SECONDS
+    while least_disturbed is None or (rejected < tries and time.monotonic() < end):
         neighbours = Neighbours()
         timing = measure(run, seconds=seconds, least=least, most=most, clock=clock)
         foreign = neighbours.share()
@@ -181,9 +185,9 @@ def quiet_measure(
             return timing._replace(rejected=rejected)
         if least_disturbed is None or foreign < least_disturbed[0]:
             least_disturbed = foreign, timing
+        rejected += 1
         time.sleep(5 * PAUSE)
-    assert least_disturbed is not None  # noqa: S101 - there was at least one try
-    return least_disturbed[1]._replace(rejected=tries, noisy=True)
+    return least_disturbed[1]._replace(rejected=rejected, noisy=True)
 
 
 def side_by_side(
