@@ -58,7 +58,7 @@ REST_SECONDS = 1.0
 
 def lasts(flops: float, seconds: float | None) -> bool:
     """Tell whether a product with so many operations a core takes long enough to stop threads."""
-    parks = parking.why_not() is None
+    parks = settings.stops_spinning() and parking.why_not() is None
     if seconds is None:
         return flops >= (PARKED_FLOPS if parks else ENDED_FLOPS)
     return seconds >= (PARKED_SECONDS if parks else ENDED_SECONDS)
@@ -170,10 +170,12 @@ def state(library: OpenBlas | None) -> str:
     """Say what idle threads of a library do, for people."""
     if library is None:
         return "are not OpenBLAS' and left alone"
-    how = "sleep while a CPU device computes"
-    if not _parks(library):
-        how = "are ended before a long product of a CPU device"
-    return why_not(library) or how
+    found = why_not(library)
+    if found is None:
+        found = "sleep while a CPU device computes"
+        if not _parks(library):
+            found = "are ended before a long product of a CPU device"
+    return found
 
 
 def why_not(library: OpenBlas) -> str | None:

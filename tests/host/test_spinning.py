@@ -15,7 +15,7 @@ HAS_OPENBLAS = openblas.of_numpy() is not None
 pytestmark = pytest.mark.skipif(not HAS_OPENBLAS, reason="NumPy has another BLAS than OpenBLAS")
 START = f"""
 PATIENCE = {PATIENCE}
-import os, sys, threading, time
+import os, signal, sys, threading, time
 import numpy as np
 import clgemm
 from clgemm.host import openblas, parking, spinning
@@ -234,6 +234,9 @@ spinning._end_if_alone = asked.append
 a @ a
 clgemm.matmul(a, a)
 assert not asked
+handlers = [x for x in open("/proc/self/status") if x.startswith("SigCgt")]
+caught = int(handlers[0].split()[1], 16)
+assert not caught >> signal.SIGURG - 1 & 1, "the signal has a handler"
 """, cpu, **variables)  # fmt: skip
 
 
