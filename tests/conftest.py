@@ -26,13 +26,12 @@ os.environ["CLGEMM_TUNE"] = "off"
 os.environ["CLGEMM_ROUTE"] = "device"
 os.environ["CLGEMM_SHIPPED"] = "off"  # what ships for this machine's device would be found
 from interposing import client, originals, paths, restored  # noqa: F401 - fixtures
+from present import DEVICES
 
-from clgemm import settings
 from clgemm.dispatch import engines
 from clgemm.kernels import FAMILIES
 from clgemm.problem import ELEMENTS
-from clgemm.runtime import devices, registry
-from clgemm.runtime.choice import wanted
+from clgemm.runtime import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,20 +57,6 @@ def _nothing_computed_before() -> None:
     known = engines.opened()
     if known is not None:
         known.repeated.clear()
-
-
-def working_devices() -> list[devices.Found]:
-    """List the devices that tests run on: all that work, or those that CLGEMM_DEVICE names.
-
-    A platform of that name comes first: "intel" is Intel's runtime, not every one of an Intel CPU.
-    """
-    wish = settings.device()
-    named = [f for f in wanted(devices.find(), wish) if not devices.works(f.device)]
-    platforms = [f for f in named if wish.lower() in f.traits.platform.lower()]
-    return platforms or named
-
-
-DEVICES = working_devices()
 
 
 def runs(family: KernelFamily, traits: DeviceTraits, codes: Iterable[str] = ELEMENTS) -> bool:

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import DEVICES
+from present import DEVICES
 
 from clgemm.errors import BuildError
 from clgemm.kernels import BY_NAME
