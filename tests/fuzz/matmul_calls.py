@@ -357,9 +357,11 @@ def bound_of(call: MatmulCall, other: Any, *, exact: bool) -> Bound | None:
     keywords = {name: value for name, value in given.keywords.items() if name == "axes"}
     with np.errstate(all="ignore"):
         size = np.matmul(*(compare.magnitude(compare.cast(z, loop)) for z in (x, y)), **keywords)
-    # Leading axes of size 1 may be missing from out; a matrix has two axes, whatever comes of it.
+    # Leading axes of size 1 may be missing from out, be it larger or not; a matrix has two axes,
+    # whatever comes of it.
     same = size.size == other.size
-    size = np.reshape(size, other.shape) if same else np.broadcast_to(size, other.shape)
+    size = np.reshape(size, other.shape if same else size.shape[-other.ndim :])
+    size = np.broadcast_to(size, other.shape)
     terms = x.shape[-1] if "axes" not in keywords else max(x.shape)
     computed = np.dtype("f4") if loop == np.float16 else loop
     if other.dtype.kind in "USVmM" or (other.dtype.kind in "?biu" and not whole):
