@@ -16,7 +16,7 @@ from clgemm.host import scipy_blas, threads
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure.verify import random_matrix
 
-M, N, K = 90, 70, 80
+M, N, K = 130, 90, 100
 
 
 @pytest.fixture

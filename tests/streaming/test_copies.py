@@ -176,7 +176,11 @@ def test_an_idle_timer_runs_once_after_the_last_touch():
         woken.put(None)
         return pytest.approx(asked.get(timeout=SECONDS))
 
-    copied.time = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    copied.time = SimpleNamespace(monotonic=lambda: now[0])
+    event = SimpleNamespace(wait=sleep)
+    copied.threading = SimpleNamespace(
+        Event=lambda: event, Lock=threading.Lock, Thread=threading.Thread
+    )
     timer = copied.IdleTimer(2.0, lambda: runs.append(now[0]))
     timer.touch()
     assert asked.get(timeout=SECONDS) == pytest.approx(2.0)
