@@ -115,9 +115,12 @@ def _parks(library: OpenBlas) -> bool:
 
 def _awake(library: OpenBlas) -> list[int] | None:
     """Return the threads of a library that have run lately, None if they are not known now."""
+    workers = _known.get(library.library)
+    if workers is None:
+        return None
     try:
-        return parking.awake(_known[library.library].threads) if _known else None
-    except (KeyError, ProcessLookupError):  # those that were known have ended: after a fork, say
+        return parking.awake(workers.threads)
+    except ProcessLookupError:  # those that were known have ended: after a fork, say
         _known.pop(library.library, None)
         return None
 
@@ -126,11 +129,13 @@ def _park(library: OpenBlas, awake: Sequence[int] | None) -> bool:
     """Park the threads of a library; tell whether there are any."""
     if awake is None:
         awake = _started_anew(library)
-    if awake:
-        parking.park(awake)
-        _known[library.library].leave_core()
-        _rest.touch()
-    return bool(awake)
+    workers = _known.get(library.library)  # which another thread may have found to have ended
+    if not awake or workers is None:
+        return False
+    parking.park(awake)
+    workers.leave_core()
+    _rest.touch()
+    return True
 
 
 def _started_anew(library: OpenBlas) -> tuple[int, ...]:
