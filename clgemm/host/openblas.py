@@ -40,7 +40,10 @@ class OpenBlas(NamedTuple):
     use_threads: Callable[[int], object]
     """Changes that."""
     started: ctypes.c_int
-    """0 while it has no threads: none has started yet, or all were ended."""
+    """0 while it has no threads: none has started yet, or all were ended.  Else, or if it does not
+    tell, another number."""
+    address: int = 0
+    """Of one of its functions."""
 
     @property
     def most(self) -> int:
@@ -67,7 +70,7 @@ def behind(extension: Any) -> OpenBlas | None:
         use_threads.restype = None
         return OpenBlas(
             library, core().decode(), config().decode(), int(parallel()), threads, use_threads,
-            _started(library),
+            _started(library), ctypes.cast(threads, ctypes.c_void_p).value or 0,
         )  # fmt: skip
     return None
 

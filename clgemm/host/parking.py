@@ -4,7 +4,10 @@ A thread that is parked gets a signal, and the handler has it wait for a word to
 That is a few dozen bytes of machine code, which take no lock and use no memory but that word, so
 that a thread may be stopped at any instruction; Go's runtime stops threads by the same signal
 (Clements, "Non-cooperative goroutine preemption", Go proposal 24543, 2019).  To stop and to go on
-takes some 10 us, where ending threads and starting them anew costs a later product milliseconds.
+takes some 30 us, where ending threads and starting them anew costs a later product milliseconds.
+
+A thread that sleeps anyway need not be parked, and is not: that would cost each product these 30
+us, since a thread that gets a signal has run.
 
 What can go wrong costs time, at most `LIMIT_SECONDS` of it.  Then a thread goes on by itself,
 whatever the one that parked it waits for, a lock that the parked one holds included; so does a
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 0.1
 """That a thread sleeps at most; OpenBLAS' have looked for work long enough by then, and sleep."""
+LONG_SECONDS = 3e-4
+"""Of a core: no signal takes so long.  Who used it, and runs no more, may be waiting for one."""
+_SIGNAL = int(getattr(signal, "SIGURG", 0))  # Windows has none
 _FUTEX, _TGKILL = 202, 234  # the system's numbers on x86-64
 _WAKE, _ALL = 129, 2**31 - 1  # FUTEX_WAKE | FUTEX_PRIVATE_FLAG, and how many
 _CPU_TIME = 6  # of one thread: CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED
@@ -55,7 +61,7 @@ def why_not() -> str | None:
 
 
 def awake(threads: Iterable[int]) -> list[int]:
-    """Return those of some threads that have computed since this was last asked.
+    """Return those of some threads that compute now, or did for long since this was last asked.
 
     Parameters
     ----------
@@ -67,12 +73,18 @@ def awake(threads: Iterable[int]) -> list[int]:
     ProcessLookupError
         If one of them has ended.
     """
-    return [thread for thread in threads if _has_run(thread)]
+    return [thread for thread in threads if _runs(thread)]
 
 
-def park(threads: Iterable[int]) -> None:
-    """Have threads sleep until `unpark` is called; the caller must not wait for them."""
-    _place().park(threads)
+def park(threads: Iterable[int]) -> bool:
+    """Have threads sleep until `unpark` is called; the caller must not wait for them.
+
+    Returns
+    -------
+    bool
+        Whether that is so: not if somebody else has given the signal a handler.
+    """
+    return _place().park(threads)
 
 
 def unpark() -> None:
@@ -100,28 +112,29 @@ class _Place:
         # The interpreter's lock is kept: letting it go takes longer than any of these calls.
         libc = ctypes.PyDLL(None, use_errno=True)
         self._system, self._sigaction = libc.syscall, libc.sigaction
+        self._found = (ctypes.c_uint64 * 32)()
         if self._handler_of_now() in (signal.SIG_DFL, signal.SIG_IGN):
             libc.signal.restype = ctypes.c_void_p
             libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-            libc.signal(signal.SIGURG, self._handler)  # calls that it interrupts go on (BSD)
+            libc.signal(_SIGNAL, self._handler)  # calls that it interrupts go on (BSD)
 
     def _handler_of_now(self) -> int:
         """Return the address of the signal's handler, which `struct sigaction` begins with."""
-        found = (ctypes.c_uint64 * 32)()
-        self._sigaction(signal.SIGURG, None, found)
-        return int(found[0])
+        self._sigaction(_SIGNAL, None, self._found)
+        return int(self._found[0])
 
     def holds(self) -> bool:
         """Tell whether the signal still has this handler."""
         return self._handler_of_now() == self._handler
 
-    def park(self, threads: Iterable[int]) -> None:
+    def park(self, threads: Iterable[int]) -> bool:
         if not self.holds():
-            return
+            return False
         self._word.value = 1
         process = os.getpid()
         for thread in threads:
-            self._system(_TGKILL, process, thread, int(signal.SIGURG))
+            self._system(_TGKILL, process, thread, _SIGNAL)
+        return True
 
     def unpark(self) -> None:
         self._word.value = 0
@@ -131,13 +144,18 @@ class _Place:
 _used: dict[int, float] = {}
 
 
-def _has_run(thread: int) -> bool:
-    """Tell whether a thread has used any time of a core since this was last asked."""
+def _runs(thread: int) -> bool:
+    before, used = _used.get(thread, 0.0), _seconds(thread)
+    _used[thread] = used
+    if used - before > LONG_SECONDS:
+        return True
+    return used != before and _seconds(thread) != used  # else it had a signal, or sleeps since
+
+
+def _seconds(thread: int) -> float:
+    """Return how long a thread has used a core, what it does now included."""
     try:
-        used = time.clock_gettime(~thread << 3 | _CPU_TIME)
+        return time.clock_gettime(~thread << 3 | _CPU_TIME)
     except OSError as error:
         _used.pop(thread, None)
         raise ProcessLookupError(f"thread {thread} of this process has ended") from error
-    before = _used.get(thread)
-    _used[thread] = used
-    return used != before

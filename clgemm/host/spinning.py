@@ -10,6 +10,9 @@ while the caller sleeps, since the device's look for work on the other cores, an
 waits for it on one core while another is idle: a tenth of NumPy's products took 10 ms.  When no
 product comes for a while they may use all cores again.
 
+Which threads are a library's own is found while they sleep: each waits for a word in its memory.
+So the first product of a process waits until they do, if they have just been used.
+
 Where threads cannot be parked they are ended before a long product, as every `os.fork` makes
 OpenBLAS do; its next product starts new ones.  To end them takes some 30 us, or 200 if they sleep
 already, and NumPy's next product may take milliseconds, in which a new thread waits for a core.
@@ -24,6 +27,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from itertools import chain, islice
 from operator import attrgetter, methodcaller
@@ -33,10 +37,11 @@ from clgemm import settings
 from clgemm.host import openblas, parking
 from clgemm.runtime import processor
 from clgemm.runtime.idle import IdleTimer
-from clgemm.runtime.worker_threads import WorkerThreads, of_process
+from clgemm.runtime.mappings import Mappings
+from clgemm.runtime.worker_threads import WorkerThreads, waiting_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from clgemm.host.openblas import OpenBlas
 
@@ -46,14 +51,14 @@ PARKED_SECONDS, PARKED_FLOPS = 5e-5, 5e6
 predicted."""
 ENDED_SECONDS, ENDED_FLOPS = 3e-4, 5e7
 """The same of those before which they are ended."""
-END, START = "blas_thread_shutdown_", "blas_thread_init"
+END = "blas_thread_shutdown_"
 _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
 _thread = threading.local()
-_known: dict[object, WorkerThreads] = {}
-"""The threads of each library, as far as they are known."""
 REST_SECONDS = 1.0
-"""Without a product, after which they may use all cores."""
+"""Without a product, after which threads may use all cores."""
+SPIN_SECONDS, LOOK_SECONDS = 0.15, 0.005
+"""For how long threads look for work, about, and how often they are looked at meanwhile."""
 
 
 def lasts(flops: float, seconds: float | None) -> bool:
@@ -87,20 +92,16 @@ def stop() -> bool:
         Whether some are parked: `go_on` is to be called after the product.
     """
     parked = False
-    if getattr(_thread, "keeps", False):
+    if getattr(_thread, "keeps", False) or not settings.stops_spinning():
         return parked
+    parks = parking.why_not() is None
     for library in (openblas.of_numpy(), openblas.of_scipy()):
-        if library is None or not library.started.value:
+        if library is None or library.parallel != openblas.PTHREADS or not library.started.value:
             continue
-        awake = _awake(library)
-        if awake == [] or why_not(library) is not None:
-            continue
-        if library.threads() > processor.usable_cores():
-            continue  # threads that are started later would have these cores alone for ever
-        if not _parks(library):
+        if parks:
+            parked = _park(library) or parked
+        elif _may_be_moved(library) and why_not(library) is None:
             _end_if_alone(library)
-        elif _alone():
-            parked = _park(library, awake) or parked
     return parked
 
 
@@ -109,55 +110,74 @@ def go_on() -> None:
     parking.unpark()
 
 
-def _parks(library: OpenBlas) -> bool:
-    return parking.why_not() is None and hasattr(library.library, START)
-
-
-def _awake(library: OpenBlas) -> list[int] | None:
-    """Return the threads of a library that have run lately, None if they are not known now."""
-    workers = _known.get(library.library)
+def _park(library: OpenBlas) -> bool:
+    """Park the threads of a library if any has run lately; tell whether there are such."""
+    workers = _workers.of(library)
     if workers is None:
-        return None
-    try:
-        return parking.awake(workers.threads)
-    except ProcessLookupError:  # those that were known have ended: after a fork, say
-        _known.pop(library.library, None)
-        return None
-
-
-def _park(library: OpenBlas, awake: Sequence[int] | None) -> bool:
-    """Park the threads of a library; tell whether there are any."""
-    if awake is None:
-        awake = _started_anew(library)
-    workers = _known.get(library.library)  # which another thread may have found to have ended
-    if not awake or workers is None:
         return False
-    parking.park(awake)
+    try:
+        awake = parking.awake(workers.threads)
+    except ProcessLookupError:  # they have ended, as they do before a fork
+        _workers.forget(library)
+        return False
+    if not (awake and _may_be_moved(library) and _alone() and parking.park(awake)):
+        return False
     workers.leave_core()
     _rest.touch()
     return True
 
 
-def _started_anew(library: OpenBlas) -> tuple[int, ...]:
-    """End the threads of a library and start them: whichever then are new are its own.
-
-    None are found if another thread of Python may be inside the library now.
-    """
-    if not _end_if_alone(library):
-        return ()
-    others = of_process()
-    getattr(library.library, START)()
-    others |= {thread.native_id for thread in threading.enumerate() if thread.native_id}
-    found = _known[library.library] = WorkerThreads(tuple(sorted(of_process() - others)))
-    return found.threads
+def _may_be_moved(library: OpenBlas) -> bool:
+    """Tell whether threads may all have cores: what starts later shares these for ever."""
+    return library.threads() <= processor.usable_cores()
 
 
-def _use_all_cores() -> None:
-    for workers in tuple(_known.values()):
-        workers.use_all_cores()
+class _Workers:
+    """The threads of each library, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, WorkerThreads] = {}
+        self._next_look: dict[object, float] = {}
+
+    def of(self, library: OpenBlas) -> WorkerThreads | None:
+        """Return a library's threads, None if they are not known now."""
+        count = library.threads() - 1
+        found = self._found.get(library.library)
+        if (found is not None and len(found.threads) >= count) or not count:
+            return found
+        now, due = time.monotonic(), self._next_look.get(library.library)
+        if due is not None and now < due:
+            return None
+        self._next_look[library.library] = now + 2 * SPIN_SECONDS
+        return self._look(library, count, now if due is not None else now + SPIN_SECONDS)
+
+    def _look(self, library: OpenBlas, count: int, until: float) -> WorkerThreads | None:
+        """Find so many threads of a library, or more, as soon as they sleep."""
+        memory = Mappings().library_around(library.address)
+        while len(threads := waiting_in(memory)) < count:
+            if time.monotonic() >= until:
+                return None
+            time.sleep(LOOK_SECONDS)
+        found = self._found[library.library] = WorkerThreads(tuple(sorted(threads)))
+        return found
+
+    def forget(self, library: OpenBlas) -> None:
+        """Look for a library's threads anew: they have ended."""
+        self._found.pop(library.library, None)
+
+    def use_all_cores(self) -> None:
+        """Undo that they have left the core of a caller."""
+        for workers in tuple(self._found.values()):
+            workers.use_all_cores()
 
 
-_rest = IdleTimer(REST_SECONDS, _use_all_cores)
+_workers = _Workers()
+_rest = IdleTimer(REST_SECONDS, _workers.use_all_cores)
+
+
+def _has_lock() -> bool:
+    """Tell whether the interpreter has the lock that keeps other threads out meanwhile."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 
 def _alone() -> bool:
@@ -165,6 +185,8 @@ def _alone() -> bool:
 
     One that enters next waits for the parked threads, for as long as a product takes.
     """
+    if not _has_lock():
+        return False
     frames = sys._current_frames()  # noqa: SLF001 - there is no other way to ask
     # A frame that is kept here keeps itself, and so the operands of the product, for ever.
     del frames[threading.get_ident()]
@@ -175,12 +197,11 @@ def state(library: OpenBlas | None) -> str:
     """Say what idle threads of a library do, for people."""
     if library is None:
         return "are not OpenBLAS' and left alone"
-    found = why_not(library)
-    if found is None:
-        found = "sleep while a CPU device computes"
-        if not _parks(library):
-            found = "are ended before a long product of a CPU device"
-    return found
+    parks = parking.why_not() is None
+    return why_not(library) or (
+        "sleep while a CPU device computes" if parks else
+        "are ended before a long product of a CPU device"
+    )  # fmt: skip
 
 
 def why_not(library: OpenBlas) -> str | None:
@@ -189,8 +210,8 @@ def why_not(library: OpenBlas) -> str | None:
         return "are OpenMP's and left alone: OMP_WAIT_POLICY=passive lets them sleep"
     if not settings.stops_spinning():
         return "spin on after a product: CLGEMM_HOST_SPIN=keep"
-    shared = getattr(sys, "_is_gil_enabled", lambda: True)()  # else nothing keeps others out
-    if not (shared and hasattr(library.library, END)):
+    can_end = parking.why_not() is None or hasattr(library.library, END)
+    if not (_has_lock() and can_end):
         return f"spin on after a product: set {VARIABLE} before NumPy is imported"
     return None
 

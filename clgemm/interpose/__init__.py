@@ -1,7 +1,7 @@
 """clgemm under other people's code: the gemm that compiled modules call, replaced in the process.
 
 `hook` is what users call.  From a module to a product: `elf` reads which functions it imports,
-`mappings` where it is loaded, `slots` finds and checks the places that hold their addresses,
+`slots` finds and checks the places that hold their addresses,
 `entries` knows names and arguments, `stub` is the machine code that these places point to,
 `callbacks` computes what it shows to Python, `later` raises what was raised meanwhile, and
 `account` adds up.  `imports` looks at modules that are imported later.

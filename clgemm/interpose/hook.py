@@ -14,8 +14,8 @@ from clgemm.errors import ClgemmWarning
 from clgemm.interpose import account, imports, later, slots, stub
 from clgemm.interpose.account import Tally
 from clgemm.interpose.callbacks import Callback, Reasons, least_product
-from clgemm.interpose.mappings import Mappings
 from clgemm.runtime import forks, machine_code
+from clgemm.runtime.mappings import Mappings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

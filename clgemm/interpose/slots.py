@@ -19,14 +19,14 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.interpose import elf, entries
-from clgemm.interpose.mappings import Mappings, is_same_file
+from clgemm.runtime.mappings import Mappings, is_same_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from clgemm.interpose.entries import Entry
-    from clgemm.interpose.mappings import Mapping
+    from clgemm.runtime.mappings import Mapping
 
 RELEASES_LOCK = "PyEval_SaveThread"
 """What a module calls to let other threads run: who does has not made the lock its own."""

@@ -8,5 +8,5 @@ the memory that they work on, given back when `idle`.  `interrupt` is how to wai
 becomes of calls from within calls, `forks` of a forked child, `ending` of threads when a program
 ends; `opencl_errors` tells what errors mean; `runner` is what everything that computes calls has in
 common; `opencl` is the only place that imports pyopencl.  `machine_code` places some where nothing
-else can be.
+else can be, and `mappings` tells what lies where in memory.
 """

@@ -26,6 +26,7 @@ PLATFORMS = frozenset({"Intel(R) OpenCL"})
 VARIABLES = ("SYCL_CPU_CU_AFFINITY", "DPCPP_CPU_CU_AFFINITY")
 """With which a user tells Intel's runtime how to bind its threads."""
 _TASKS = Path("/proc/self/task")
+_FUTEX = "202"  # by which a thread waits for a word to change, on x86-64
 _before: frozenset[int] | None = None
 
 
@@ -38,6 +39,23 @@ def of_process() -> frozenset[int]:
     except OSError as error:
         log.debug("threads are not known: %s", error)
         return frozenset()
+
+
+def waiting_in(memory: range) -> frozenset[int]:
+    """Return the threads that sleep until a word in a library's memory changes: its own.
+
+    None where the system does not tell what a thread waits for.
+    """
+    found = set()
+    for thread in of_process() - _of_python():
+        try:
+            call, *where = (_TASKS / str(thread) / "syscall").read_text(encoding="ascii").split()
+        except (OSError, ValueError) as error:  # it has ended, or is between two states
+            log.debug("what thread %d waits for is not known: %s", thread, error)
+            continue
+        if call == _FUTEX and int(where[0], 16) in memory:
+            found.add(thread)
+    return frozenset(found)
 
 
 def note() -> None:
@@ -55,9 +73,12 @@ def of_platform(name: str) -> WorkerThreads | None:
     """
     if name not in PLATFORMS or not _before or any(map(os.environ.get, VARIABLES)):
         return None
-    of_python = {thread.native_id for thread in threading.enumerate()}
-    found = of_process() - _before - of_python
+    found = of_process() - _before - _of_python()
     return WorkerThreads(tuple(sorted(found))) if found else None
+
+
+def _of_python() -> set[int | None]:
+    return {thread.native_id for thread in threading.enumerate()}
 
 
 class WorkerThreads:

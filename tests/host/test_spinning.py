@@ -10,6 +10,7 @@ import pytest
 from helpers import PATIENCE, run_python
 
 from clgemm.host import openblas, parking, spinning
+from clgemm.runtime.worker_threads import WorkerThreads
 
 HAS_OPENBLAS = openblas.of_numpy() is not None
 pytestmark = pytest.mark.skipif(not HAS_OPENBLAS, reason="NumPy has another BLAS than OpenBLAS")
@@ -26,7 +27,7 @@ def threads():
 def used():
     return [time.clock_gettime(~thread << 3 | 6) for thread in workers()]
 def workers():
-    return spinning._known[library.library].threads
+    return spinning._workers._found[library.library].threads
 def run_on(seconds=0.02):
     # Which of NumPy's threads use a core in the time to come.
     before = used()
@@ -89,7 +90,7 @@ def test_a_product_on_a_cpu_device_has_them_sleep_and_go_on(parks):
     run("""
 seen = []
 park, go_on = parking.park, parking.unpark
-parking.park = lambda threads: (park(threads), seen.append(run_on()))
+parking.park = lambda threads: (park(threads), seen.append(run_on()))[0]
 parking.unpark = lambda: (go_on(), seen.append("on"))
 wait_until(lambda: (a @ a, clgemm.matmul(a, a), seen)[2])
 assert seen == [[False] * len(workers()), "on"], seen
@@ -97,6 +98,59 @@ seen.clear()
 time.sleep(0.3)  # they have slept since, for good
 parking.awake(workers())
 assert (clgemm.matmul(a, a) == 600).all() and not seen
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_threads_that_sleep_are_left_alone_though_a_signal_has_woken_them(parks):
+    run("""
+park()
+spinning.go_on()
+time.sleep(2 * spinning.SPIN_SECONDS)
+parking.awake(workers())
+for _ in range(3):
+    before = used()
+    parking.park(workers())
+    time.sleep(0.01)
+    spinning.go_on()
+    time.sleep(0.01)
+    assert used() != before
+    assert not parking.awake(workers())
+a @ a
+wait_until(spinning.stop)
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_the_first_product_waits_until_threads_sleep_and_are_known(parks):
+    run("""
+spinning._workers.__init__()
+a @ a
+before = threads()
+spinning.stop()
+spinning.go_on()
+assert workers() and set(map(str, workers())) <= before - {str(os.getpid())}
+assert not set(workers()) & {thread.native_id for thread in threading.enumerate()}
+a @ a
+assert spinning.stop()
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+def test_threads_that_cannot_be_known_yet_are_not_waited_for_again(parks):
+    run("""
+spinning._workers.__init__()
+looks = []
+spinning.waiting_in = lambda memory: looks.append(memory) or ()
+start = time.monotonic()
+spinning.stop()
+first, waited = len(looks), time.monotonic() - start
+assert first > 1 and waited >= spinning.SPIN_SECONDS and all(len(x) > 10**6 for x in looks)
+spinning.stop()
+assert len(looks) == first
+time.sleep(2 * spinning.SPIN_SECONDS)
+spinning.stop()
+assert len(looks) == first + 1
 """, parks)  # fmt: skip
 
 
@@ -133,7 +187,7 @@ spinning.go_on()
 heard = []
 signal.signal(signal.SIGURG, lambda *_: heard.append(1))
 a @ a
-parking.park(workers())
+assert not parking.park(workers())
 assert any(run_on()) and not heard
 assert "SIGURG" in parking.why_not()
 wait_until(lambda: (a @ a, spinning.stop(), not library.started.value)[2])  # ended instead
@@ -206,7 +260,6 @@ def test_where_none_can_be_parked_they_are_ended_and_the_host_s_next_product_sta
     run(
         """
 parking.why_not = lambda: "as on another processor"
-spinning._known.clear()
 clgemm.matmul(a, a)  # ends them
 others = library.threads() - 1
 for _ in range(3):
@@ -333,19 +386,24 @@ def test_with_fewer_cores_than_threads_none_is_touched(cpu, monkeypatch):
     touched = []
     for name in ("_end_if_alone", "_alone"):
         monkeypatch.setattr(spinning, name, lambda *x: touched.append(x))
-    monkeypatch.setattr(spinning, "_awake", lambda _: None)
+    monkeypatch.setattr(parking, "awake", list)
+    monkeypatch.setattr(spinning._workers, "of", lambda _: WorkerThreads((1,)))
     monkeypatch.setattr(openblas, "of_scipy", lambda: None)
-    for count, expected in ((10**6, 0), (1, 1)):
-        found = library._replace(threads=lambda count=count: count)
-        monkeypatch.setattr(openblas, "of_numpy", lambda found=found: found)
-        assert not spinning.stop()
-        assert len(touched) == expected
+    for why_not in (None, "as on another processor"):
+        monkeypatch.setattr(parking, "why_not", lambda why_not=why_not: why_not)
+        for count, expected in ((10**6, 0), (1, 1)):
+            found = library._replace(threads=lambda count=count: count)
+            monkeypatch.setattr(openblas, "of_numpy", lambda found=found: found)
+            touched.clear()
+            assert not spinning.stop()
+            assert len(touched) == expected
 
 
 def test_the_reasons_are_told(monkeypatch):
     library = openblas.of_numpy()
     assert "left alone" in spinning.state(None)
     assert "OpenMP" in spinning.state(library._replace(parallel=2))
+    monkeypatch.setattr(parking, "why_not", lambda: "as on another processor")
     assert spinning.VARIABLE in spinning.state(library._replace(library=None))
     monkeypatch.setenv("CLGEMM_HOST_SPIN", "keep")
     assert "CLGEMM_HOST_SPIN" in spinning.state(library)

@@ -36,6 +36,9 @@
 #define BELOW 1        // the diagonal
 #define ON_DIAGONAL 2  // its own diagonal is C's; only micro-tiles that reach it or lie below it count
 
+// Columns of B that are packed at once: where rows of B lie in one piece each, some lines of one.
+#define TOGETHER (NR * max(1, 256 / (NR * (int)sizeof(ELEM))))
+
 #define LINE (16 / CE)  // rows and columns of the squares in which C is mirrored
 
 // Writes a block of C (rows x columns) to its mirrored place, transposed, and conjugated if C is
@@ -100,9 +103,10 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                 const int nr = min(NR, columns - j);
 #if PACK_B
                 __global REAL *bj = bp + (long)j * kc * CE;
-                if (ic == 0)
-                    pack_block(NR, PAIRS, nr, kc, b + (g.trans_b ? j + pc * ldb : pc + j * ldb),
-                               ldb, !g.trans_b, g.conj_b, bj);
+                if (ic == 0 && j % TOGETHER == 0)
+                    pack_block(NR, PAIRS, min(TOGETHER, columns - j), kc,
+                               b + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
+                               g.conj_b, bj);
                 const long step_b = NR * CE, column_b = CE;
 #else
                 __global const REAL *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);

@@ -104,16 +104,15 @@ INLINE void pack_block(int W, int planar, int count, int kc, __global const ELEM
             pack_turned(W, planar, kc, x + i * ld, ld, conj, panels + (long)i * kc * CE);
     } else {
         // k outermost: whole columns of the source are read in order, twice as fast as panel by panel.
-        for (int p = 0; p < kc; p++)
-            for (int i = 0; i < full; i += W) {
+        for (int p = 0; p < kc; p++) {
 #if CLANG_BUILTINS
-                UNROLL
-                for (int u = 0; u < W * CE * (int)sizeof(REAL); u += 64)
-                    __builtin_prefetch((const void *)((ulong)(x + i + (p + AHEAD) * ld) + u), 0, 3);
+            for (int u = 0; u < full * (int)sizeof(ELEM); u += 64)
+                __builtin_prefetch((const void *)((ulong)(x + (p + AHEAD) * ld) + u), 0, 3);
 #endif
+            for (int i = 0; i < full; i += W)
                 pack_row(W, planar, x + i + p * ld, conj,
                          panels + (long)i * kc * CE + (long)p * W * CE);
-            }
+        }
     }
     if (full < count)
         pack_edge(W, planar, count - full, kc, x + (along_k ? full * ld : (long)full),

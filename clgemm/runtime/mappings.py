@@ -47,6 +47,19 @@ class Mappings:
                 return m
         return None
 
+    def library_around(self, address: int) -> range:
+        """Return the addresses from a library's first to its last, of which one is given.
+
+        What lies behind its last part of the file is memory of its own, too: zeros at first.
+        """
+        home = self.at(address, 1)
+        if home is None or not home.path:
+            return range(0)
+        parts = [m for m in self._all if m.path == home.path]
+        start, end = min(m.start for m in parts), max(m.end for m in parts)
+        zeros = (m.end for m in self._all if m.start == end and not m.path)
+        return range(start, next(zeros, end))
+
     def first_pages(self, path: Path, offset: int) -> list[Mapping]:
         """List where the part of a file is mapped that begins at an offset."""
         return [m for m in self._all if m.path == str(path) and m.offset == offset]
