@@ -8,6 +8,7 @@ not tried because trials had taken their share of the time.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from clgemm.dispatch.route import DEVICE, HOST, SHORT, Route
 from clgemm.host import blas as host_blas
+from clgemm.host import spinning
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 NEAR = 2.5  # times as long as the other: what is further apart is believed
 LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
 BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes it slower
+CLEAR = 1.25  # times as long as the other, in two blocks of each: there are no more then
 MOST_RUNS = 12  # of a block
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
 WAITS, WAITING_SECONDS = (
@@ -113,7 +116,7 @@ class Trials:
         try:
             with np.errstate(all="ignore"):
                 found = sides()
-                host, device = (min(_block(side, usual) for _ in range(BLOCKS)) for side in found)
+                host, device = _alone(found, usual)
                 gain = SHORT_GAIN if host < SHORT else GAIN
                 faster, why = HOST, "tried: the host is faster"
                 if device + CALL_SECONDS <= gain * host:
@@ -123,6 +126,21 @@ class Trials:
         finally:
             self._spent += time.perf_counter() - start
         return predicted._replace(where=faster, why=why, host_seconds=host, device_seconds=device)
+
+
+def _alone(sides: Sides, usual: float) -> tuple[float, float]:
+    """Return the time of a few runs of the host and of the device, each as if it were alone.
+
+    The host's threads sleep in most programs by the time that a product of the device begins.
+    """
+    host = device = math.inf
+    for block in range(BLOCKS):
+        host = min(host, _block(sides.host, usual))
+        with spinning.stopped():
+            device = min(device, _block(sides.device, usual))
+        if block and CLEAR * min(host, device) < max(host, device) < WAITS * usual:
+            break
+    return host, device
 
 
 def _block(compute: Callable[[], object], usual: float) -> float:

@@ -110,6 +110,20 @@ def go_on() -> None:
     parking.unpark()
 
 
+@contextmanager
+def stopped() -> Iterator[None]:
+    """Stop idle threads for a with block, whatever computes inside: as after a rest.
+
+    For `parking.LIMIT_SECONDS` at most.
+    """
+    parked = stop()
+    try:
+        yield
+    finally:
+        if parked:
+            go_on()
+
+
 def _park(library: OpenBlas) -> bool:
     """Park the threads of a library if any has run lately; tell whether there are such."""
     workers = _workers.of(library)

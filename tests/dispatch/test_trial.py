@@ -138,7 +138,7 @@ def test_threads_find_the_same(trials, clock):
         thread.join()
     assert len(found) == 4
     assert all(x is found[0] for x in found)
-    alone = [HOST] * 2 * trial.BLOCKS + [DEVICE] * 2 * trial.BLOCKS  # one each to warm up
+    alone = ([HOST] * 2 + [DEVICE] * 2) * 2  # one each to warm up; it is clear after two blocks
     assert calls == alone + [HOST] * trial.TURNS + [DEVICE] * trial.TURNS
 
 
