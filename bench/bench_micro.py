@@ -56,7 +56,7 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
     __global ELEM *c = (__global ELEM *)(ap + (long)panels * MR * kp * CE);
     for (int r = 0; r < repeats; r++)
         for (int i = 0; i < panels; i++)
-            micro_kernel(kp, ap + (long)i * MR * kp * CE, bp, NR * CE, CE, c, MR, MR, NR,
+            micro_kernel(kp, ap + (long)i * MR * kp * CE, MR * CE, bp, NR * CE, CE, c, MR, MR, NR,
                          (ELEM)(1), (ELEM)(1), BETA_ONE);
 }
 """

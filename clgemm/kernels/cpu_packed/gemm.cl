@@ -22,6 +22,9 @@
 // Elements of B are broadcast one by one, so B may also be read where it lies (PACK_B 0): each column
 // of the micro-tile is a stream of its own.  That saves the packing, which small products never earn
 // back and large ones do not need.  Complex B is packed: its parts would be strided streams.
+//
+// Where B has few columns, whole panels of A are read where they lie, too (PACK_A 0): a column at a
+// time, which has to be contiguous.
 
 #if CLANG_BUILTINS
 // The same as atomic_inc, in one instruction: Intel's runtime takes seven times as long to compile a
@@ -97,8 +100,11 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
             if (*cancelled)
                 return;
             const int mb = min(mc, rows - ic);
-            pack_block(MR, PLANAR, mb, kc, a + (g.trans_a ? pc + ic * lda : ic + pc * lda), lda,
-                       g.trans_a, g.conj_a, ap);
+            __global const ELEM *block = a + (g.trans_a ? pc + ic * lda : ic + pc * lda);
+            const int lies = PACK_A ? 0 : mb / MR * MR;  // rows that are read where they lie
+            if (lies < mb)
+                pack_block(MR, PLANAR, mb - lies, kc, block + lies, lda, g.trans_a, g.conj_a,
+                           ap + (long)lies * kc * CE);
             for (int j = 0; j < columns; j += NR) {
                 const int nr = min(NR, columns - j);
 #if PACK_B
@@ -113,10 +119,17 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                 const long step_b = g.trans_b ? ldb : 1, column_b = g.trans_b ? 1 : ldb;
 #endif
                 const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
-                for (int i = above; i < mb; i += MR)
-                    micro_kernel(kc, ap + (long)i * kc * CE, bj, step_b, column_b,
-                                 c + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha, beta,
-                                 beta_is);
+                for (int i = above; i < mb; i += MR) {
+#if PACK_A
+                    __global const REAL *ai = ap + (long)i * kc * CE;
+                    const long step_a = MR * CE;
+#else
+                    __global const REAL *ai = i < lies ? block + i : ap + (long)i * kc;
+                    const long step_a = i < lies ? lda : MR;
+#endif
+                    micro_kernel(kc, ai, step_a, bj, step_b, column_b, c + ic + i + j * ldc, ldc,
+                                 min(MR, mb - i), nr, alpha, beta, beta_is);
+                }
             }
             if (mirrored && pc + kc == k)  // while the block is in the cache
                 mirror(g.triangle, mb, columns, place == ON_DIAGONAL ? ic : columns, c + ic,

@@ -22,6 +22,9 @@
 #define PREFETCH_C 1  // 1: fetch the micro-tile of C while the k loop runs (needs clang's builtin)
 #endif
 
+#ifndef PACK_A
+#define PACK_A 1  // 0: A is real, and whole panels of it are read where they lie
+#endif
 #ifndef PACK_B
 #define PACK_B 1  // 0: B is real and read where it lies
 #endif
@@ -30,6 +33,11 @@
 #define AV (MV * CE)  // vectors in a row of a panel of A
 typedef CAT(REAL, VW) REALV;
 #define VLOAD(p) CAT(vload, VW)(0, p)
+#if PACK_A
+#define ALOAD(p) (*(__global const REALV *)(p))
+#else
+#define ALOAD(p) VLOAD(p)
+#endif
 #define VSTORE(x, p) CAT(vstore, VW)(x, 0, p)
 
 // Interleaves real and imaginary vectors into the lower and upper half of VW elements.
@@ -56,16 +64,16 @@ typedef CAT(REAL, VW) REALV;
 #endif
 
 // acc += one row of a panel of A, mv vectors of it, times one row of B, nv elements: column j of B
-// lies at b[j], the row at e.  Then on to the next row.
+// lies at b[j], the row at e.  Then on to the next row, step_a reals further in A.
 #define RANK_1(mv, nv)                                                   \
     {                                                                    \
         REALV av[AV];                                                    \
         UNROLL                                                           \
         for (int v = 0; v < (mv); v++) {                                 \
-            av[v] = *(__global const REALV *)(a + v * VW);               \
+            av[v] = ALOAD(a + v * VW);                                   \
             if (IS_COMPLEX)                                              \
                 av[MV * (CE - 1) + v] =                                  \
-                    *(__global const REALV *)(a + MR * (CE - 1) + v * VW); \
+                    ALOAD(a + MR * (CE - 1) + v * VW);                   \
         }                                                                \
         UNROLL                                                           \
         for (int j = 0; j < (nv); j++) {                                 \
@@ -79,17 +87,17 @@ typedef CAT(REAL, VW) REALV;
             }                                                            \
             RANK_1_IMAGINARY(mv, j)                                      \
         }                                                                \
-        a += MR * CE;                                                    \
+        a += step_a;                                                     \
         e += step_b;                                                     \
     }
 
-// Defines a function: acc += panel of A (depth x mv vectors) * B (depth x nv, step_b reals from row
-// to row).  A macro and not an argument, since PoCL unrolls loops before it inlines functions.  The
-// loop over k is not unrolled: Intel's compiler would fetch later rows' elements of B early, and spill
-// vectors for them.
+// Defines a function: acc += panel of A (depth x mv vectors, step_a reals from row to row) * B
+// (depth x nv, step_b).  A macro and not an argument, since PoCL unrolls loops before it inlines
+// functions.  The loop over k is not unrolled: Intel's compiler would fetch later rows' elements of B
+// early, and spill vectors for them.
 #define DEFINE_UPDATE(name, mv, nv)                                                             \
-    INLINE void name(int depth, __global const REAL *a, __global const REAL *const *b,          \
-                     long step_b, REALV acc[NR][AV])                                            \
+    INLINE void name(int depth, __global const REAL *a, long step_a,                            \
+                     __global const REAL *const *b, long step_b, REALV acc[NR][AV])             \
     {                                                                                           \
         long e = 0;                                                                             \
         for (int p = 0; p < depth; p++)                                                         \
@@ -164,9 +172,9 @@ INLINE void store_edge(REALV acc[NR][AV], __global ELEM *c, long ldc, int mr, in
 
 // C (mr x nr) := alpha * A * B + beta * C for a panel of A and columns of B that lie column_b reals
 // apart, with the narrowest kernel that covers it.
-INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL *b, long step_b,
-                         long column_b, __global ELEM *c, long ldc, int mr, int nr, ELEM alpha,
-                         ELEM beta, int beta_is)
+INLINE void micro_kernel(int depth, __global const REAL *a, long step_a,
+                         __global const REAL *b, long step_b, long column_b, __global ELEM *c,
+                         long ldc, int mr, int nr, ELEM alpha, ELEM beta, int beta_is)
 {
 #if PREFETCH_C
     for (int j = 0; j < nr; j++)
@@ -187,18 +195,18 @@ INLINE void micro_kernel(int depth, __global const REAL *a, __global const REAL 
     const int lowest = MV > 2 && mr <= VW, low = MV > 1 && mr <= NARROW_M * VW;
     if (nr > NARROW_N) {
         if (lowest)
-            update_lowest(depth, a, columns, step_b, acc);
+            update_lowest(depth, a, step_a, columns, step_b, acc);
         else if (low)
-            update_low(depth, a, columns, step_b, acc);
+            update_low(depth, a, step_a, columns, step_b, acc);
         else
-            update(depth, a, columns, step_b, acc);
+            update(depth, a, step_a, columns, step_b, acc);
     } else {
         if (lowest)
-            update_right_lowest(depth, a, columns, step_b, acc);
+            update_right_lowest(depth, a, step_a, columns, step_b, acc);
         else if (low)
-            update_right_low(depth, a, columns, step_b, acc);
+            update_right_low(depth, a, step_a, columns, step_b, acc);
         else
-            update_right(depth, a, columns, step_b, acc);
+            update_right(depth, a, step_a, columns, step_b, acc);
     }
     if (mr == MR && nr == NR) {
         UNROLL
