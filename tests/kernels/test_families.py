@@ -324,3 +324,20 @@ def test_scratch_of_cpu_packed_is_bounded(units):
                 assert plan.scratch_bytes <= units * 8 << 20, (problem, config)
                 checked += 1
     assert checked
+
+
+@pytest.mark.parametrize("columns", [5, 400])
+@pytest.mark.parametrize("op", "NT")
+@pytest.mark.parametrize("code", "sdcz")
+def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns, rng):
+    """Whole panels of it, between which NaN lies, and a last one that is packed."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    rows, depth = 3 * config["MR"] + 1, 70
+    a, b = (operand(rng, precision, *size, op, 1) for size in ((rows, depth), (depth, columns)))
+    c = np.empty((rows, columns), precision.dtype, "F")
+    plan = family.plan(device.traits, describe(a, b, c, reads_c=False), config)
+    lies = op == "N" and columns == 5 and not precision.is_complex
+    assert dict(plan.steps[0].kernel.defines)["PACK_A"] == int(not lies)
+    verify(device, config, precision, (rows, columns, depth), op * 2, -0.5, 0.0, rng)
