@@ -42,6 +42,7 @@ COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
 BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden by the other
 BESIDE_GPU = {4: 70e9, 8: 32e9}
 """Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
+BESIDE_GPU_START = 4e-5  # seconds until several of them are at work
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
 USUAL_SHARE = 0.75  # ... of which a product that is not small reaches so much
 
@@ -208,7 +209,7 @@ class CopiedTimes(NamedTuple):
         if self.measured is not None:
             return self.measured.host_seconds(g)
         rate = self.cores * BESIDE_GPU[PRECISIONS[g.precision].real_bytes]
-        return g.flops / rate
+        return (BESIDE_GPU_START if self.cores > 1 else 0.0) + g.flops / rate
 
     def device_seconds(self, g: Gemm) -> float:
         """Predict a problem on the device, transfers included."""
