@@ -27,7 +27,7 @@ TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
 HOST_SPINS = ("stop", "keep")
-DEFAULT_STAGING_MB = 112.0
+DEFAULT_STAGING_MB = 224.0
 
 
 _VARIABLES: Any = getattr(os.environ, "_data", None)

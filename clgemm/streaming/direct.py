@@ -140,7 +140,7 @@ def _dense(x: NDArray[Any]) -> NDArray[Any]:
 def _pieces(*operands: tuple[cl.Buffer, NDArray[Any]]) -> list[Piece]:
     """Divide operands into parts that fit pinned memory, of a size that threads are worth."""
     size = sum(x.nbytes for _, x in operands)
-    most = min(staging.BYTES, max(LEAST_PART, -(-size // PARTS)))
+    most = min(staging.USUAL, max(LEAST_PART, -(-size // PARTS)))
     return [
         (buffer, chunk)
         for buffer, x in operands

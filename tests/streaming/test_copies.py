@@ -124,7 +124,7 @@ def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch)
 
 
 def test_staging_is_bounded(device, monkeypatch):
-    monkeypatch.setenv("CLGEMM_STAGING_MB", "9")
+    monkeypatch.setenv("CLGEMM_STAGING_MB", str(2 * (BYTES >> 20) + 1))
     staging, queue = Staging(device.context, 5), cl.CommandQueue(device.context)
     taken = [staging.lease(queue) for _ in range(4)]
     assert [x is not None for x in taken] == [True, True, False, False]
