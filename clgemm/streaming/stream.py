@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 CHUNKS = 12  # of all operands: a few for each thread
 SMALL_CHUNK = 1 << 19  # bytes; copying less takes no longer than handing it over
-MANY_CHUNKS = 1000
+MANY_CHUNKS = 400
 """Beyond so many they are larger than usual: all threads of all devices take turns in Python.  A
-float64 product of 32768 took two H200s 1.38 s in chunks of 4 MB, 0.80 in those of 8."""
+float64 product of 32768 took two H200s 1.38 s in chunks of 4 MB, and 0.80 in those of 8."""
 
 
 def chunk_bytes(size: int) -> int:

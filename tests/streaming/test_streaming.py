@@ -591,7 +591,7 @@ def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
 
 @pytest.mark.parametrize(
     ("size", "chunk"),
-    [(10**6, 2**19), (24 << 20, 2 << 20), (200 << 20, 4 << 20), (6 << 30, (6 << 30) // 1000),
+    [(10**6, 2**19), (24 << 20, 2 << 20), (200 << 20, 4 << 20), (2 << 30, (2 << 30) // 400),
      (17 << 30, 8 << 20)],
 )  # fmt: skip
 def test_very_large_operands_are_copied_in_larger_chunks(size, chunk):
