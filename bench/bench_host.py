@@ -10,7 +10,9 @@ is compared with PyTorch's before it is timed.  How calls compare with SciPy's: 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -53,35 +55,40 @@ def pinned_rates(torch: Any) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def over_the_bus(sizes: list[int], rounds: int) -> dict[str, Any]:
-    """Compare sgemm with PyTorch and NumPy where operands cross a bus."""
+def over_the_bus(sizes: list[int], codes: str, rounds: int) -> dict[str, Any]:
+    """Compare fresh products with PyTorch's and NumPy's where operands cross a bus."""
     torch: Any = import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
     up, down = pinned_rates(torch)
     print(f"\npinned memory: {up / 1e9:.1f} GB/s to the GPU, {down / 1e9:.1f} GB/s back")
-    titles = ("PyTorch ms", "NumPy ms", "clgemm ms", "PyTorch/", "NumPy/", "/bus")
+    titles = ("PyTorch ms", "NumPy ms", "clgemm ms", "predicted", "PyTorch/", "NumPy/", "/bus")
     print(f"{'':10}" + "".join(f"{title:>12}" for title in titles))
     rows = []
-    for n in sizes:
-        rng = np.random.default_rng(1)
-        a, b = (rng.random((n, n), np.float32) - np.float32(0.5) for _ in "ab")
+    for code, n in itertools.product(codes, sizes):
+        dtype, rng = PRECISIONS[code].dtype, np.random.default_rng(1)
+        a, b = ((rng.random((n, n)) - 0.5).astype(dtype) for _ in "ab")
 
         def by_torch(a: Any = a, b: Any = b) -> Any:
             return (torch.from_numpy(a).cuda() @ torch.from_numpy(b).cuda()).cpu()
 
         error = float(np.max(np.abs(clgemm.matmul(a, b) - by_torch().numpy())))
-        if not error <= 2 * n**1.5 * PRECISIONS["s"].eps:
-            raise SystemExit(f"sgemm {n}: WRONG, differs by {error:.3g}")
+        if not error <= 2 * n**1.5 * PRECISIONS[code].eps:
+            raise SystemExit(f"{code}gemm {n}: WRONG, differs by {error:.3g}")
+        told = clgemm.explain(a, b)
+        predicted = told.host_seconds if told.route == "host" else told.device_seconds
         ways = {"PyTorch": Way(by_torch), "clgemm": Way(partial(clgemm.matmul, a, b))}
         found = alternating.throughput(ways, rounds, quiet=True, together=BURST_SECONDS)
         numpy = Way(partial(np.matmul, a, b))
         found |= alternating.throughput({"NumPy": numpy}, 1, quiet=True)
         bus = a.nbytes * (2 / up + 1 / down)
         ours = found["clgemm"]
-        rows.append({"n": n, "seconds": found, "bus_seconds": bus, "error": error})
+        rows.append({"precision": code, "n": n, "seconds": found, "bus_seconds": bus,
+                     "route": told.route, "predicted": predicted, "error": error})  # fmt: skip
         cells = [1e3 * found[name] for name in ("PyTorch", "NumPy", "clgemm")]
+        cells += [1e3 * (predicted or math.nan)]
         cells += [found["PyTorch"] / ours, found["NumPy"] / ours, ours / bus]
-        print(f"sgemm{n:5}" + "".join(f"{x:12.2f}" for x in cells), flush=True)
+        text = "".join(f"{x:12.2f}" for x in cells)
+        print(f"{code}gemm{n:5}{text}  {told.route}", flush=True)
     return {"bytes_per_second": {"up": up, "down": down}, "rows": rows}
 
 
@@ -123,6 +130,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", default=["memory"],
                         choices=("bus", "memory"))  # fmt: skip
     parser.add_argument("--sizes", type=int, nargs="+", default=list(BUS_SIZES))
+    parser.add_argument("--precisions", default="s", help="letters of sdcz")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=CALLS)
     parser.add_argument("--json", type=Path, help="written, or added to if it is there")
@@ -138,7 +146,7 @@ def main() -> int:
     print(environment.text(facts))
     found: dict[str, Any] = {}
     if "bus" in arguments.parts:
-        found["bus"] = over_the_bus(arguments.sizes, arguments.rounds)
+        found["bus"] = over_the_bus(arguments.sizes, arguments.precisions, arguments.rounds)
     if "memory" in arguments.parts:
         # As many kinds as the first hundred calls see, then a new one with every call.
         found["memory"] = [

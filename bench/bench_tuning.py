@@ -1,11 +1,12 @@
 """What tuning costs, how good a choice it makes in its default budget, and what faults it survives.
 
-    python bench/bench_tuning.py [--precisions sdcz] [--parts starts repeat full choice faults]
+    python bench/bench_tuning.py [--precisions sdcz] [--parts starts cold repeat full choice faults]
                                  [--seconds 60] [--json out.json]
 
 starts: the first call with an empty cache, with the same parameters shipped, and in later
 processes; each in a process of its own, timed from before the import of clgemm to the result.  Also
 with NVIDIA's driver when it has compiled nothing, by the parameters that ship and by a search.
+cold: these alone.
 repeat: two searches with the default budget, one after the other, and how far their choices differ.
 full: the default budget against a full search, of at most --seconds, on twelve products that
 neither of them timed.  choice: the same products with each of the variants that the default budget
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import environment
 import numpy as np
 from tuning_faults import faults
-from tuning_starts import starts
+from tuning_starts import cold_starts, starts
 
 from clgemm import settings
 from clgemm.dispatch import engines
@@ -54,7 +55,7 @@ SHAPES = (
     Shape(129, 700, 255), Shape(1500, 23, 1100), Shape(17, 2011, 800), Shape(1900, 1700, 31),
     Shape(901, 903, 64), Shape(200, 190, 6001), Shape(181, 177, 190, 12), Shape(70, 68, 75, 40),
 )  # fmt: skip
-PARTS = ("starts", "repeat", "full", "choice", "faults")
+PARTS = ("starts", "cold", "repeat", "full", "choice", "faults")
 DECIDED = 200  # times that deciding is timed
 
 
@@ -202,6 +203,8 @@ def main() -> int:
             found[code] = {}
             if "starts" in arguments.parts:
                 found[code]["starts"] = starts(arguments.n, code, arguments.repeats, here)
+            if "cold" in arguments.parts:
+                found[code]["cold"] = cold_starts(arguments.n, code, arguments.repeats, here)
             found[code] |= parts_of(device, code, arguments, here)
         if "faults" in arguments.parts:
             found["faults"] = faults(device, here)

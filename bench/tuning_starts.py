@@ -73,13 +73,26 @@ def starts(n: int, code: str, repeats: int, folder: Path) -> dict[str, Any]:
         (shipped / file.name).write_bytes(file.read_bytes())
     runs["with a shipped file"] = [first_call(n, code, fresh, shipped)]
     runs["the same, later"] = [first_call(n, code, fresh, shipped) for _ in range(repeats)]
-    runs |= {
+    report(n, code, runs)
+    return dict(runs) | cold_starts(n, code, repeats, folder)
+
+
+def cold_starts(n: int, code: str, repeats: int, folder: Path) -> dict[str, Any]:
+    """Time first calls where the driver has compiled nothing: with what ships, and by a search."""
+    nothing = folder / f"{code} nothing shipped"
+    runs = {
         f"nothing compiled, {what}": [
             first_call(n, code, folder / name, files, folder / f"{name} compiled")
             for name in (f"{code} {what} {i}" for i in range(repeats))
         ]
         for what, files in (("shipped", ""), ("search", nothing))
     }
+    report(n, code, runs)
+    return dict(runs)
+
+
+def report(n: int, code: str, runs: dict[str, list[dict[str, float]]]) -> None:
+    """Print the medians."""
     print(f"\nfirst {code}gemm at n = {n}, seconds (medians)")
     print(f"{'':26}{'import':>9}{'first call':>12}{'together':>10}{'searched':>10}")
     for title, some in runs.items():
@@ -89,4 +102,3 @@ def starts(n: int, code: str, repeats: int, folder: Path) -> dict[str, Any]:
             f"{'yes' if m['searched'] else 'no':>10}",
             flush=True,
         )
-    return dict(runs)

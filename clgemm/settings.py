@@ -27,7 +27,7 @@ TUNE_MODES = ("auto", "off", "quick", "full")
 ROUTES = ("auto", "device", "host")
 FP32_WAYS = ("auto", "fma")
 HOST_SPINS = ("stop", "keep")
-DEFAULT_STAGING_MB = 112.0
+DEFAULT_STAGING_MB = 224.0
 
 
 _VARIABLES: Any = getattr(os.environ, "_data", None)
@@ -36,6 +36,10 @@ _ROUTE, _FP32 = (
     if _VARIABLES is not None
     else (None, None)
 )
+_MEGABYTES = {
+    name: os.environ.encodekey(name) if _VARIABLES is not None else None
+    for name in ("CLGEMM_STAGING_MB", "CLGEMM_DEVICE_MEMORY_MB")
+}
 
 
 @lru_cache(maxsize=64)
@@ -85,6 +89,8 @@ def device_memory_bytes() -> int | None:
 
 
 def _megabytes(name: str, otherwise: str) -> float | None:
+    if _VARIABLES is not None and _MEGABYTES[name] not in _VARIABLES:
+        return None  # as nearly always, and in the path of calls: see `modes`
     text = os.environ.get(name, "").strip()
     if not text:
         return None

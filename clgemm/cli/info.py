@@ -39,11 +39,12 @@ def run(_: argparse.Namespace) -> int:
     print(versions())
     found = devices.find()
     device = registry.current() if found else None
-    used = set() if device is None else {s.traits for s in (device, *registry.others())}
+    # Not by their traits: a machine may have several that are alike.
+    used = [] if device is None else [s.context.devices[0] for s in (device, *registry.others())]
     print("\ndevices:" if found else "\ndevices: none")
     for f in found:
         t = f.traits
-        mark = "*" if t in used else " "
+        mark = "*" if f.device in used else " "
         print(
             f" {mark} {t.describe()}: {t.kind}, {t.compute_units} compute units, "
             f"{8 * t.simd_bytes}-bit SIMD, {t.global_memory / 2**30:.1f} GiB, "

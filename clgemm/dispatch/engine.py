@@ -173,14 +173,17 @@ class Engine:
     def run(self, decision: Decision, call: Call) -> None:
         """Compute a call on the device as was decided for its kind."""
         try:
-            self._run(decision.runner, call, lasts=self._on_cores and decision.lasts)
+            if self._on_cores and decision.lasts:
+                self._run_alone(decision.runner, call)
+            else:
+                decision.runner.run(call)
         except self.device.cl.Error as error:
             where = f"{decision.problem.precision}gemm on {self.device}"
             raise translated(error, where) from error
 
-    def _run(self, runner: Runner, call: Call, *, lasts: bool) -> None:
-        """Compute on the device; what lasts has the host's cores for itself."""
-        parked = lasts and spinning.stop()
+    def _run_alone(self, runner: Runner, call: Call) -> None:
+        """Compute on the host's cores; what lasts has them for itself."""
+        parked = spinning.stop()
         try:
             runner.run(call)
         finally:
@@ -274,7 +277,7 @@ class Engine:
             c = np.empty((*batch, n, m), call.c.dtype).swapaxes(-1, -2)
             like = call._replace(beta=0.0, c=c)
             g = describe(*like.operands, like.c, reads_c=False, is_gram=like.is_gram)
-            compute = partial(self._run, self.runner(g), like, lasts=True)
+            compute = partial(self._run_alone, self.runner(g), like)
             return Sides(partial(host_blas.multiply, like), compute)
 
         try:

@@ -39,13 +39,13 @@ LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it 
 LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
 GRAIN = 256  # cuts lie on multiples of this, as kernels like them, if parts are larger than it
 HOST_RATE = 50e9  # bytes a second that the cores of a host with several GPUs copy, pinned to pinned
-LEAST_WORK = 1.2
+LEAST_WORK = 1.05
 """Seconds predicted for the kernels on one device, over those of the host's copies for all of them.
-Below it one device alone is as fast: two H200s had .65 of its rate at .9, .69 at 1.0, and 1.28 at
+Below it one device alone is as fast: two H200s had .75 of its rate at .9, 1.23 at 1.1, and 1.73 at
 1.8."""
-COPIES_EXPOSED = 0.75
+COPIES_EXPOSED = 0.25
 """Of the shorter one of kernels and these copies, that is not hidden by the other: two H200s took
-1.10 s where .61 and .69 were predicted, and .52 where .30 and .34."""
+.80 s where .61 and .69 were predicted, .29 where .15 and .27, and .41 where .33 and .34."""
 LEAST_SHARE = 0.08  # of the work: a device that is worth less only disturbs the others
 PIECES = 4  # a device that needs no copies computes its share in so many
 

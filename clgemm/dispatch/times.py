@@ -37,11 +37,13 @@ HALF = 0.6  # of a product's time, that one takes of which half is computed
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
 COPIED_FIRST = 1e-4, 1 / 13e9
 """Seconds of a product whose operands are copied whole: of the call, and of a byte."""
+COPIED_BESIDE = 1 / 15e9  # seconds of a byte where other threads copy a part of them
 COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
 """The same in blocks, which threads copy while kernels run, ..."""
 BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden by the other
 BESIDE_GPU = {4: 70e9, 8: 32e9}
 """Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
+BESIDE_GPU_START = 5e-6  # seconds for each core of several until all are at work
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
 USUAL_SHARE = 0.75  # ... of which a product that is not small reaches so much
 
@@ -180,7 +182,8 @@ def copied_seconds(nbytes: int, kernels: float) -> float:
     """
     if nbytes <= direct.MOST:
         start, each = COPIED_FIRST
-        return start + nbytes * each + kernels
+        is_shared = nbytes >= direct.SHARED * 3 / 2  # for A and B are two thirds, or about that
+        return start + nbytes * (COPIED_BESIDE if is_shared else each) + kernels
     start, each = COPIED_IN_BLOCKS
     return start + overlapped(nbytes * each, kernels, BLOCKS_EXPOSED)
 
@@ -208,7 +211,7 @@ class CopiedTimes(NamedTuple):
         if self.measured is not None:
             return self.measured.host_seconds(g)
         rate = self.cores * BESIDE_GPU[PRECISIONS[g.precision].real_bytes]
-        return g.flops / rate
+        return BESIDE_GPU_START * (self.cores - 1) + g.flops / rate
 
     def device_seconds(self, g: Gemm) -> float:
         """Predict a problem on the device, transfers included."""

@@ -6,7 +6,7 @@ import threading
 import time
 from functools import lru_cache
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
@@ -49,7 +49,9 @@ class _Lease:
         self, memory: DeviceMemory, wanted: tuple[int, ...], limit: int, is_idle: Callable[[], bool]
     ) -> None:
         self.wanted, self.limit, self.is_idle = wanted, limit, is_idle
+        self.total = sum(wanted)
         self.taken: list[tuple[cl.Buffer, int]] = []
+        self.itself = ref(self)
         self._memory = memory
 
     def __enter__(self) -> list[cl.Buffer]:
@@ -74,15 +76,16 @@ class DeviceMemory:
         self._lock = threading.Lock()
         self._idle: dict[cl.Buffer, int] = {}
         """Bytes of each buffer, the longest idle first; to ask the driver takes a microsecond."""
-        self._leases: WeakKeyDictionary[_Lease, int] = WeakKeyDictionary()
-        """Bytes of each lease.  Weak: however often Ctrl-C comes, a lease ends with its call."""
+        self._leases: list[ref[_Lease]] = []
+        """Weak: however often Ctrl-C comes, a lease ends with its call."""
         self.peak = 0
         """The most bytes that were leased and idle together."""
 
     @property
     def used(self) -> int:
         """Bytes of leased buffers."""
-        return sum(self._leases.values())
+        leases = [itself() for itself in self._leases]
+        return sum(lease.total for lease in leases if lease is not None)
 
     @property
     def idle(self) -> int:
@@ -114,23 +117,24 @@ class DeviceMemory:
 
     def begin(self, lease: _Lease) -> None:
         """Find or make the buffers of a lease, when it fits beside the others."""
-        total = sum(lease.wanted)
         while True:
             with self._lock:
+                if self._leases:
+                    self._leases = [x for x in self._leases if x() is not None]
                 used = self.used if self._leases else 0
-                if not used or used + total <= lease.limit:
-                    self._leases[lease] = total
-                    self._lend(lease, used + total)
+                if not used or used + lease.total <= lease.limit:
+                    self._leases.append(lease.itself)
+                    self._lend(lease, used + lease.total)
                     return
             time.sleep(LOOK_SECONDS)
 
     def _lend(self, lease: _Lease, used: int) -> None:
         """Give a lease its buffers; hold the lock since `used` bytes were counted."""
         found = [self._find(size) for size in lease.wanted]
-        self._evict(lease.limit - used)
+        idle = self._evict(lease.limit - used)
         for size, buffer in zip(lease.wanted, found, strict=True):
             lease.taken.append((buffer or self._allocate(size), size))
-        self.peak = max(self.peak, used + self.idle)
+        self.peak = max(self.peak, used + idle)
 
     def _find(self, size: int) -> cl.Buffer | None:
         """Take a buffer of exactly this size out of the idle ones."""
@@ -153,19 +157,28 @@ class DeviceMemory:
         """End a lease; buffers that Ctrl-C keeps from being put back are dropped."""
         taken = lease.taken
         with self._lock:
-            while taken and lease.is_idle():
+            is_idle = bool(taken) and lease.is_idle()
+            while taken and is_idle:
                 buffer, size = taken.pop()
                 self._idle[buffer] = size
-            self._leases.pop(lease, None)
+            if lease.itself in self._leases:
+                self._leases.remove(lease.itself)
             self._evict(lease.limit // IDLE_SHARE)
 
-    def _evict(self, allowed: int) -> None:
-        """Release idle buffers, the longest idle first, until at most so many bytes are idle."""
-        excess = self.idle - allowed
-        while self._idle and excess > 0:
+    def _evict(self, allowed: int) -> int:
+        """Release idle buffers, the longest idle first, until at most so many bytes are idle.
+
+        Returns
+        -------
+        int
+            The bytes that are.
+        """
+        idle = self.idle
+        while self._idle and idle > allowed:
             buffer = next(iter(self._idle))
-            excess -= self._idle.pop(buffer)
+            idle -= self._idle.pop(buffer)
             buffer.release()
+        return idle
 
     def trim(self) -> None:
         """Release what is idle."""

@@ -40,7 +40,8 @@ MOST = 26 << 20
 MB 2.65 both."""
 SHARED = 12 << 20
 """Bytes of A and B, from which on other threads copy parts of them: with 8 MB of a product of 12 it
-takes 1.7 ms so and 1.5 otherwise, for threads have to wake up."""
+takes 0.96 to 1.03 ms so and 0.90 otherwise, for threads have to wake up.  Of C they would have to
+copy as much again: that gains nothing up to 27 MB in all."""
 PARTS = 4
 LEAST_PART = 1 << 20
 
@@ -49,7 +50,8 @@ class DirectCall:
     """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
 
     The schedule has one product, and there is one runner; `stop` is set when nobody wants the
-    result.  After a copy all data is out of the caches, Python's own too: so there is little here.
+    result.  After a copy all data is out of the caches, Python's own too, and each function here
+    takes some microseconds: so there is little of it.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class DirectCall:
         stop: Stop | None = None,
     ) -> None:  # fmt: skip
         self._device = device
-        self._beside = CopiesBeside(device, threads)
+        self._threads = threads
+        self._beside: CopiesBeside | None = None
         self._schedule = schedule
         (self._runner,) = runners.values()
         self._call = call
@@ -75,12 +78,14 @@ class DirectCall:
         device, call, problem = self._device, self._call, self._schedule.problem
         queue, copy = device.queue, device.cl.enqueue_copy
         a, b, c, *scratch = self._buffers
+        x, y = _in_order(call.a, trans=problem.trans_a), _in_order(call.b, trans=problem.trans_b)
         self.is_idle = False
         try:
-            self._send(
-                (a, _in_order(call.a, trans=problem.trans_a)),
-                (b, _in_order(call.b, trans=problem.trans_b)),
-            )
+            if x.nbytes + y.nbytes >= SHARED:
+                self._send((a, x), (b, y))
+            else:
+                copy(queue, a, _dense(x), is_blocking=True)
+                copy(queue, b, _dense(y), is_blocking=True)
             result = _in_order(call.c)
             if problem.reads_c:
                 copy(queue, c, _dense(result), is_blocking=True)
@@ -94,28 +99,22 @@ class DirectCall:
                 result[...] = dense
             self._is_done = self.is_idle = True
         except BaseException:
-            self._beside.abandon()
+            if self._beside is not None:
+                self._beside.abandon()
             self.is_idle = finish(queue)  # not if Ctrl-C comes a second time
             raise
         finally:
-            self._beside.close(is_idle=self.is_idle)
+            if self._beside is not None:
+                self._beside.close(is_idle=self.is_idle)
 
     def _send(self, *operands: tuple[cl.Buffer, NDArray[Any]]) -> None:
-        """Copy A and B to the device."""
-        size = sum(x.nbytes for _, x in operands)
-        pieces: list[Piece] = [(buffer, (0, x)) for buffer, x in operands]
-        if size >= SHARED:
-            most = min(staging.BYTES, max(LEAST_PART, -(-size // PARTS)))
-            pieces = [
-                (buffer, chunk)
-                for buffer, x in operands
-                for chunk in chunks(x if x.ndim > 2 else x[None], most)
-            ]
-            pieces = [pieces[0], *self._beside.start(pieces[1:])]
+        """Copy A and B to the device, one part by the driver and others beside."""
+        first, *others = _pieces(*operands)
+        beside = self._beside = CopiesBeside(self._device, self._threads)
         queue, copy = self._device.queue, self._device.cl.enqueue_copy
-        for buffer, (offset, x) in pieces:
+        for buffer, (offset, x) in (first, *beside.start(others)):
             copy(queue, buffer, _dense(x), dst_offset=offset, is_blocking=True)
-        self._beside.send()
+        beside.send()
 
     def missing(self) -> list[Block]:
         """List the blocks of C that are not where they belong."""
@@ -136,3 +135,14 @@ def _in_order(x: NDArray[Any], *, trans: bool = False) -> NDArray[Any]:
 def _dense(x: NDArray[Any]) -> NDArray[Any]:
     """Return an array itself, or a copy without gaps."""
     return x if x.flags.c_contiguous else np.array(x, order="C")
+
+
+def _pieces(*operands: tuple[cl.Buffer, NDArray[Any]]) -> list[Piece]:
+    """Divide operands into parts that fit pinned memory, of a size that threads are worth."""
+    size = sum(x.nbytes for _, x in operands)
+    most = min(staging.USUAL, max(LEAST_PART, -(-size // PARTS)))
+    return [
+        (buffer, chunk)
+        for buffer, x in operands
+        for chunk in chunks(x if x.ndim > 2 else x[None], most)
+    ]

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-BYTES = 4 << 20  # of a buffer, and so of the largest copy
+BYTES = 8 << 20  # of a buffer, and so of the largest copy
+USUAL = 4 << 20  # bytes of a copy, if there are not too many of them
 
 
 class StagingBuffer:

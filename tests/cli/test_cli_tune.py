@@ -11,6 +11,7 @@ from helpers import CPU, PATIENCE
 from clgemm.cli import main, tune
 from clgemm.dispatch import engine, engines
 from clgemm.errors import TuningError
+from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
 from clgemm.tuning import results, shapes
@@ -58,15 +59,17 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert device.traits.describe() in out
     assert "sgemm: " in out
     assert "800 x 800 x 32" in out
-    default = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
+    flat = Shape(800, 800, 32).problem("s")  # which some families decline
+    configs = lookup.defaults(device.traits, PRECISIONS["s"], "").configs
+    default = next(config for config in configs if BY_NAME[config.family].accepts(flat))
     (line,) = [line for line in out.splitlines() if line.split()[:3] == ["800", "x", "800"]]
     assert f"{default.family} " in line
     assert line.endswith("x)")
     entry = entry_of(device)
     assert str(lookup.store_for(device.traits).path) in out
     asked = {"800 x 800 x 32", "90 x 90 x 90", "30 x 90 x 90"}
-    timed = next(trial for trial in entry["trials"] if trial["status"] == "ok")
-    assert set(timed["seconds"]) == asked, "the search goes by these"
+    timed = [set(trial["seconds"]) for trial in entry["trials"] if trial["status"] == "ok"]
+    assert set().union(*timed) == asked, "the search goes by these"
     assert set(entry["shapes"]) == asked | set(shapes.standard(512))
     assert set(entry["variants"][0]["seconds"]) >= asked
     assert engines.of(device).parameters.known("s").origin.startswith("tuned")
@@ -170,7 +173,9 @@ def test_a_plot_shows_rates_and_candidates(device, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="plots need matplotlib, from the bench extra")
     monkeypatch.setattr(tune, "PLOT_SIZES", (65, 70))
     file = tmp_path / "rates.png"
-    arguments = ["--precision", "s", "--seconds", "0.5", "--plot", str(file), *SIZES]
+    # A compiler for GPUs needs seconds for the first candidate.
+    seconds = "0.5" if device.traits.kind == "cpu" else "6"
+    arguments = ["--precision", "s", "--seconds", seconds, "--plot", str(file), *SIZES]
     assert main.main(["tune", *arguments]) == 0
     assert file.read_bytes().startswith(b"\x89PNG")
     assert engines.of(device).parameters.known("s").origin.startswith("tuned"), (

@@ -177,7 +177,9 @@ def test_copies_to_several_devices_must_be_outweighed_by_kernels():
 
 def test_what_is_shared_is_predicted_from_kernels_and_copies():
     """As two H200s took it: seconds of both, of the kernels on one, and of how many."""
-    for code, n, kernels, seen in (("d", 32768, 1.21, 1.10), ("z", 16384, 0.61, 0.52)):
+    for code, n, kernels, seen in (
+        ("d", 32768, 1.21, 0.80), ("d", 20480, 0.30, 0.29), ("z", 16384, 0.61, 0.41)
+    ):  # fmt: skip
         found = shared(Shape(n, n, n).problem(code), [(GPU, 1.0, kernels)] * 2)
         assert found.seconds == pytest.approx(seen, rel=0.25)
     near = replace(GPU, name="another", unified_memory=True)

@@ -49,6 +49,7 @@ def steps(g, **changes):
         (gemm(8192, 1, 8192, trans_a=True), ["gemv_dot"]),
         (gemm(8192, 1, 8192), ["gemv_axpy"]),
         (gemm(512, 1, 65536), ["gemv_axpy", "gemv_sum"]),
+        (gemm(44, 1, 562, "d"), ["gemv_axpy"]),  # a second launch takes longer than few groups
         (gemm(1, 8192, 8192), ["gemv_dot"]),  # op(B) turned: columns of B are contiguous
         (gemm(1, 8192, 8192, trans_b=True, ldb=8192), ["gemv_axpy"]),
         (gemm(16, 1, 10**6, trans_a=True), ["gemv_dot", "gemv_sum"]),
@@ -93,6 +94,16 @@ def test_outer_products_are_cut_so_that_every_compute_unit_writes(n, depth):
     step, p = steps(gemm(8000, n, 1))[0]["gemv_ger"]
     assert p["DEPTH"] == depth
     assert step.global_size[1] == -(-n // (8 * depth))
+
+
+@pytest.mark.parametrize(
+    ("change", "width"), [({}, 4), ({"ldc": 3678}, 2), ({"ldc": 3677}, 1), ({"offset_c": 2}, 2)]
+)
+def test_neighbours_write_an_outer_product_without_gaps(change, width):
+    """Vectors that do not start on a multiple of their size would be stored by single elements."""
+    g = gemm(3676, 1169, 1)
+    _, p = steps(g._replace(**change))[0]["gemv_ger"]
+    assert p["VW"] == width
 
 
 def test_parts_of_k_are_whole_and_cover_it():

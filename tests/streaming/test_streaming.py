@@ -589,6 +589,16 @@ def test_each_page_is_asked_for_unless_the_call_is_over(apart, monkeypatch):
     assert len(seen) == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "chunk"),
+    [(10**6, 2**19), (24 << 20, 2 << 20), (200 << 20, 4 << 20), (2 << 30, (2 << 30) // 400),
+     (17 << 30, 8 << 20)],
+)  # fmt: skip
+def test_very_large_operands_are_copied_in_larger_chunks(size, chunk):
+    """Each takes a turn of the interpreter's lock, for which threads of several devices wait."""
+    assert stream.chunk_bytes(size) == chunk
+
+
 SHAPES = ((5, 3, 4), (1, 7, 9), (7, 1, 9), (33, 40, 1), (70, 65, 31))
 
 

@@ -60,7 +60,11 @@ def cache(monkeypatch, tmp_path):
 
 
 def set_clock(monkeypatch, now):
-    """Have a search read the time from a list; threads of others go by the real one."""
+    """Have a search read the time from a list; threads of others go by the real one.
+
+    It has two cores: what many workers do side by side that clock counts one after the other.
+    """
+    monkeypatch.setattr(pool, "usable_cores", lambda: 2)
     for module in (budget, search_loop, search_loop.pool):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
 

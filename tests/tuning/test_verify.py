@@ -146,7 +146,8 @@ def test_verifying_compares_with_a_reference(device, default, monkeypatch):
 
 def test_a_launch_that_fails_is_an_outcome(device, default, monkeypatch):
     def fail(device, *_arguments, **_more):
-        cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 2**62)
+        # No driver makes one of no bytes; some promise any number of them until they are used.
+        cl.Buffer(device.context, cl.mem_flags.READ_WRITE, 0)
 
     monkeypatch.setattr(verify, "run_once", fail)
     outcome = main.Tester(device, SETUP).test(Task.VERIFY, default, {}, 0.0)

@@ -206,7 +206,8 @@ class Cut:
             elif 2 * items <= most:
                 items *= 2
             else:
-                return None
+                each = lanes * width * self.g.k * itemsize
+                return (lanes, items) if each * p["ITEMS"] <= SOLE_BYTES * items else None
         return lanes, items
 
     def _summed(
@@ -234,6 +235,9 @@ class Cut:
 
     def _ger(self) -> Step:
         g, items, width = self.g, self.config["ITEMS"], self._longest
+        # Else a work-item stores one element at a time, apart from those of its neighbours.
+        while width > 1 and not _Operand(False, g.ldc, g.stride_c, g.offset_c).is_aligned(width):
+            width //= 2
         lanes = min(self.config["LANES"], _power_of_two(-(-g.m // width)))
         across, depth = -(-g.m // (lanes * width)), self.config["READS"]
         busy = self.config["GROUPS"] * self.traits.compute_units // (across * g.batch)
