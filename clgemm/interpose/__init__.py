@@ -2,7 +2,8 @@
 
 `hook` is what users call.  From a module to a product: `elf` reads which functions it imports,
 `mappings` where it is loaded, `slots` finds and checks the places that hold their addresses,
-`entries` knows names and arguments, `stub` is the machine code that these places point to,
-`callbacks` computes what it shows to Python, `later` raises what was raised meanwhile, and
-`account` adds up.  `imports` looks at modules that are imported later.
+`entries` knows names, `stub` is the machine code that these places point to, `callbacks` computes
+what it shows to Python: `arguments` reads what is asked for, and `triangles` merges what is a part
+of C.  `later` raises what was raised meanwhile, and `account` adds up.  `imports` looks at modules
+that are imported later.
 """

@@ -121,6 +121,9 @@ PRODUCTS = {
     "tensordot": lambda a, b: np.tensordot(a, b, 1),
     "einsum": lambda a, b: np.einsum("ij,jk->ik", a, b, optimize=True),
     "multi_dot": lambda a, b: np.linalg.multi_dot([a, b, b.T]),
+    "a Gram product": lambda a, _: a @ a.T,
+    "another one": lambda a, _: np.asfortranarray(a).T @ a,
+    "syrk": lambda a, _: scipy_blas.get_blas_funcs("syrk", (a,))(1, a, trans=1),
     "matrix_power": lambda a, b: np.linalg.matrix_power((a @ b).T @ (a @ b), 3),
     "a stack": lambda a, b: np.stack([a, 2 * a]) @ b,
     "out": lambda a, b: np.matmul(a, b, out=np.empty((a.shape[0], b.shape[1]), a.dtype)),
@@ -188,12 +191,12 @@ def on_device():
 
 
 @needs_machine_code
-def test_what_is_no_gemm_is_counted(device):
-    """Products with vectors and Gram products of NumPy's, triangular solutions of SciPy's."""
+def test_what_is_not_computed_is_counted(device):
+    """NumPy's products with vectors; SciPy's triangular solutions and symmetric matrices."""
     a = np.arange(25.0).reshape(5, 5) + np.eye(5)
     calls = {
         "gemv": lambda: a @ a[0],
-        "syrk": lambda: a @ a.T,
+        "symm": lambda: scipy_blas.dsymm(1, a, a),
         "trsm": lambda: scipy_blas.dtrsm(1, a, a),
     }
 
