@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
+import clgemm
+
 TESTS = Path(__file__).parents[1]
 CORE = "numpy._core.tests.test_"
 SUITES = {
@@ -67,21 +69,25 @@ def outcomes(report: Path) -> Counter[tuple[str, str]]:
     return found
 
 
+def _path(*more: str | None) -> str:
+    """Return where this very clgemm is found, and more."""
+    return os.pathsep.join([str(Path(clgemm.__file__).parents[1]), *filter(None, more)])
+
+
 def run(modules: list[str], *, under: bool) -> Run:
     """Run a suite, under clgemm or without."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CLGEMM_")}
     if "CLGEMM_DEVICE" in os.environ:
         environment["CLGEMM_DEVICE"] = os.environ["CLGEMM_DEVICE"]
-    paths = [str(TESTS.parent), environment.get("PYTHONPATH", "")]
-    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment["PYTHONPATH"] = _path(os.environ.get("PYTHONPATH"))
     with tempfile.TemporaryDirectory() as folder:
         environment |= {
             "CLGEMM_CACHE_DIR": folder, "CLGEMM_TUNE": "off", "CLGEMM_ROUTE": "device",
         }  # fmt: skip
         report, account = Path(folder, "report.xml"), Path(folder, "account.json")
-        clgemm = ["-m", "clgemm", "run", "--json", str(account)] if under else []
+        program = ["-m", "clgemm", "run", "--json", str(account)] if under else []
         command = [
-            sys.executable, *clgemm, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir",
+            sys.executable, *program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir",
             sys.prefix, "--junitxml", str(report), "--pyargs", *modules,
         ]  # fmt: skip
         begin = time.perf_counter()
@@ -135,10 +141,9 @@ def compare(name: str, modules: list[str]) -> dict[str, object] | None:
 
 def standard(checkout: Path, examples: int) -> int:
     """Run the array-API standard's tests of clgemm's functions; return pytest's status."""
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
         "ARRAY_API_TESTS_MODULE": "contraction.array_namespace", "CLGEMM_ROUTE": "device",
-        "CLGEMM_TUNE": "off", "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "CLGEMM_TUNE": "off", "PYTHONPATH": _path(str(TESTS), os.environ.get("PYTHONPATH")),
     }  # fmt: skip
     command = [
         sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings",
