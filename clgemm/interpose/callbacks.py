@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clgemm.dispatch.engine import Engine
+    from clgemm.dispatch.engine import Decision, Engine
     from clgemm.interpose.account import Tally
     from clgemm.interpose.arguments import Product
     from clgemm.interpose.entries import Entry
@@ -150,13 +150,8 @@ class Callback:
                 engine.repeat(kind, None)
                 return None
 
-            def compute() -> None:
-                engine.run(decision, whole._replace(alpha=call.alpha))
-                if whole is not call:
-                    triangles.merge(product, whole.c, call.c)
-
             start = time.perf_counter()
-            _run(compute, product, call.c, done)
+            _run(engine, decision, product, call, done)
         return time.perf_counter() - start, seconds[0]
 
     def _engine(self) -> Engine | None:
@@ -243,20 +238,21 @@ def _matrix(
     return np.asarray(_Memory(interface))
 
 
-def _run(
-    compute: Callable[[], object], x: Product, c: NDArray[Any], done: c_int64
-) -> None:  # fmt: skip
+def _run(engine: Engine, decision: Decision, x: Product, call: Call, done: c_int64) -> None:
     """Compute, and say that it is done; whatever is raised before leaves C as good as unwritten.
 
     The original, which computes then, does not read C if beta is 0; else C has its values again.
     """
-    saved = c.copy(order="F") if x.beta != 0 else None
+    saved = call.c.copy(order="F") if x.beta != 0 else None
     try:
-        compute()
+        if x.part == "whole":
+            engine.run(decision, call)
+        else:
+            triangles.multiply(engine, decision, x, call)
         done.value = stub.COMPUTED
     except BaseException:
         if saved is not None and not done.value:
-            np.copyto(c, saved, where=triangles.written(x))
+            np.copyto(call.c, saved, where=triangles.written(x))
         raise
 
 

@@ -16,11 +16,16 @@ from clgemm.dispatch.times import HALF
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.dispatch.engine import Decision, Engine
     from clgemm.dispatch.route import Route
     from clgemm.interpose.arguments import Product
     from clgemm.problem import Call
 
 MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
+FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
+MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one
+
+_kept: list[NDArray[Any]] = []
 
 
 def whole(call: Call) -> Call:
@@ -48,13 +53,23 @@ def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, flo
         return host, device
     # Of symmetric products the host's time is syrk's already.
     is_symmetric = x.is_gram and x.conj_a == x.conj_b
-    return host if is_symmetric else HALF * host, device + x.n * x.n * itemsize / MERGE_RATE
+    size = x.n * x.n * itemsize
+    merging = size / MERGE_RATE + (size / FRESH_RATE if size > MOST_KEPT else 0)
+    return host if is_symmetric else HALF * host, device + merging
 
 
 def pays(x: Product, seconds: tuple[float | None, float | None]) -> bool:
     """Tell whether the device is still the faster side, where all of C is; unless it is wanted."""
     host, device = seconds
     return x.part == "whole" or host is None or device is None or device <= TIE * host
+
+
+def multiply(engine: Engine, decision: Decision, x: Product, call: Call) -> None:
+    """Compute a call of which a triangle of C is written, as was decided for its `whole`."""
+    product = memory(call.c)
+    engine.run(decision, call._replace(beta=0.0, c=product))
+    merge(x, product, call.c)
+    keep(product)  # if something was raised, who knows who still writes there
 
 
 def merge(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
@@ -86,3 +101,21 @@ def written(x: Product) -> NDArray[np.bool_]:
     ones[n - 1 :] = True
     lower = np.lib.stride_tricks.as_strided(ones[n - 1 :], (n, n), (1, -1), writeable=False)
     return lower if x.part == "lower" else lower.T
+
+
+def memory(c: NDArray[Any]) -> NDArray[Any]:
+    """Return memory for a product like C, column-major; that of an earlier one if it fits."""
+    try:
+        found = _kept.pop()  # no other thread has it then
+    except IndexError:
+        found = np.empty(0, np.uint8)
+    if found.nbytes < c.nbytes:
+        found = np.empty(c.nbytes, np.uint8)
+    return np.ndarray(c.shape, c.dtype, found, order="F")
+
+
+def keep(product: NDArray[Any]) -> None:
+    """Give back what `memory` has returned, of which nothing is read or written any more."""
+    base = product.base
+    if isinstance(base, np.ndarray) and base.nbytes <= MOST_KEPT:
+        _kept[:] = [base]

@@ -218,6 +218,21 @@ def test_the_blas_computes_a_triangle_where_the_device_fails(
     assert np.array_equal(call["c"], want, equal_nan=True)
 
 
+def test_memory_beside_c_is_used_again_by_one_call_at_a_time():
+    c = np.zeros((300, 300), np.float32)
+    first, second = triangles.memory(c), triangles.memory(c)
+    assert not np.may_share_memory(first, second)
+    assert (first.shape, first.dtype, first.flags.f_contiguous) == (c.shape, c.dtype, True)
+    triangles.keep(first)
+    again = triangles.memory(c[:20, :20].astype(complex))
+    assert np.may_share_memory(first, again)
+    assert not np.may_share_memory(again, triangles.memory(c))
+    triangles.keep(again)
+    larger = np.empty((1, triangles.MOST_KEPT + 1), np.uint8)
+    triangles.keep(triangles.memory(larger))
+    assert triangles.memory(c).base.nbytes == c.nbytes, "too large to be kept"
+
+
 def product(part, routine="syrk"):
     """Give a large product of a matrix and itself, or of two."""
     b = 1 if routine != "gemmt" else 2
