@@ -3,12 +3,13 @@
     pip install pytest hypothesis scikit-learn pandas ndindex pytest-json-report
     python tests/interpose/suites.py
     python tests/interpose/suites.py --only SciPy --json suites.json
+    python tests/interpose/suites.py --jobs 6
     python tests/interpose/suites.py --array-api ../array-api-tests --only none
 
 Each suite runs twice, in processes of its own.  The second time every product goes to the device,
 however small, with default parameters.  What differs between the two is named, and makes the
 command fail; so does a suite of which the device computed nothing.  Packages that are not installed
-are named and left out.
+are named and left out.  NumPy is one of 2.2 or later, whose tests these are.
 
 `--array-api` has a checkout of github.com/data-apis/array-api-tests, submodule included: its tests
 of what `contraction/array_namespace.py` has of clgemm's must pass.
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -125,13 +127,11 @@ def compare(name: str, modules: list[str]) -> dict[str, object] | None:
         sum(n for (_, outcome), n in plain.outcomes.items() if wanted in {"", outcome})
         for wanted in ("", "passed")
     )
-    print(
+    row = (
         f"{name:28}{tests:7}{passed:8}{len(found):8}{under.on_device:10}{plain.seconds:9.0f}"
-        f"{under.seconds:7.0f}",
-        flush=True,
+        f"{under.seconds:7.0f}"
     )
-    for line in found[:SHOWN]:
-        print(f"    {line}")
+    print("\n    ".join([row, *found[:SHOWN]]), flush=True)
     return {
         "suite": name, "tests": tests, "passed": passed, "differing": found,
         "on device": under.on_device, "seconds without": plain.seconds,
@@ -155,6 +155,7 @@ def standard(checkout: Path, examples: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="suites whose names contain this")
+    parser.add_argument("--jobs", type=int, default=1, help="suites that run side by side")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--array-api", type=Path, metavar="CHECKOUT", help="of array-api-tests")
     parser.add_argument("--examples", type=int, default=200, help="of each of its tests")
@@ -165,7 +166,8 @@ def main() -> int:
         flush=True,
     )
     suites = [item for item in SUITES.items() if given.only in item[0]]
-    rows = [row for item in suites if (row := compare(*item)) is not None]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rows = [row for row in pool.map(lambda item: compare(*item), suites) if row is not None]
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     status = 0 if given.array_api is None else standard(given.array_api, given.examples)
