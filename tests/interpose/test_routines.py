@@ -132,6 +132,21 @@ def given(rng, function, order, uplo, ta, tb, gap, alpha, beta):
     return {name: values[name] for name in names}
 
 
+def computed(library, function, form, call):
+    """Return C as the BLAS leaves it; gemmt, which crashes in some OpenBLAS, by gemm."""
+    found = call["c"].copy()
+    if function.entry.routine != "gemmt":
+        function.direct(*function.arguments(call | {"c": found}))
+        return found
+    gemm = Function(library, function.entry.precision.code + "gemm", form)
+    values = call | {"m": N, "c": found}
+    gemm.direct(*gemm.arguments({name: values[name] for name in ARGUMENTS["gemm"]}))
+    rows, columns = np.indices((N, N)) if call["order"] == "row" else np.indices((N, N))[::-1]
+    written = rows >= columns if call["uplo"] == "L" else rows <= columns
+    found[:, :N] = np.where(written, found[:, :N], call["c"][:, :N])
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "form", "order", "uplo", "ta", "tb", "gap", "alpha", "beta"),
     pairwise(
@@ -151,8 +166,7 @@ def test_the_device_writes_what_the_blas_writes(
         alpha, beta = np.real(alpha), np.real(beta)
     order = order if form == "cblas" else "column"
     call = given(rng, function, order, uplo, ta, tb, gap, alpha, beta)
-    want, got = call["c"].copy(), call["c"].copy()
-    function.direct(*function.arguments(call | {"c": want}))
+    want, got = computed(library, function, form, call), call["c"].copy()
     with registry.using(device):
         function.interposed(*function.arguments(call | {"c": got}))
     assert function.on_device() == 1, function.reasons.all()
