@@ -1,6 +1,6 @@
 """Programs of other people's packages, as they are and under ``python -m clgemm run``.
 
-    pip install scikit-learn statsmodels pyscf numba
+    pip install scikit-learn statsmodels pyscf numba gensim
     python -m clgemm tune
     python bench/bench_clients.py --rounds 3
 

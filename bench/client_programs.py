@@ -121,6 +121,17 @@ def work():
     return [np.linalg.norm(x), np.linalg.norm(np.linalg.multi_dot([flat, flat.T, a[0, :40]]))]
 """
 
+WORDS = """
+import numpy as np
+from gensim.models import Word2Vec  # it takes SciPy's functions by their addresses
+
+rng = np.random.default_rng(0)
+sentences = [[f"word{x}" for x in rng.zipf(1.5, 20) if x < 2000] for _ in range(5000)]
+def work():
+    model = Word2Vec(sentences, vector_size=100, min_count=2, workers=1, seed=1, epochs=3)
+    return [np.linalg.norm(model.wv.vectors)]
+"""
+
 PROGRAMS = {
     "scikit-learn PCA": PCA,
     "scikit-learn KMeans": KMEANS,
@@ -132,6 +143,7 @@ PROGRAMS = {
     "numba np.dot": COMPILED,
     "NumPy transformer": TRANSFORMER,
     "NumPy einsum, multi_dot": EINSUM,
+    "gensim Word2Vec": WORDS,
 }
 
 REPEATS = 5

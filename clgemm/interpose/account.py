@@ -69,10 +69,10 @@ class Usage(NamedTuple):
         if self.why_not is not None:
             return f"nothing is interposed: {self.why_not}"
         called = sorted((row for row in self.rows if row.calls), key=lambda row: -row.calls)
-        gemms = [row for row in called if not row.only_counted]
-        lines = [_HEAD, *map(_line, gemms)]
-        if not gemms:
-            lines = ["no gemm was called through a module that is interposed"]
+        computed = [row for row in called if not row.only_counted]
+        lines = [_HEAD, *map(_line, computed)]
+        if not computed:
+            lines = ["no gemm or syrk was called through a module that is interposed"]
         lines += [
             f"only counted: {row.entry} of {row.module}: {row.calls} calls"
             for row in called

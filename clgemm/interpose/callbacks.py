@@ -17,7 +17,8 @@ from clgemm.dispatch import engines
 from clgemm.dispatch.route import DEVICE, SMALL_SHARED, SMALL_WITH_COPIES, route
 from clgemm.errors import ClgemmError
 from clgemm.host import spinning
-from clgemm.interpose import later, stub
+from clgemm.interpose import later, stub, triangles
+from clgemm.interpose.arguments import Reader
 from clgemm.problem import Call
 from clgemm.runtime import reentry
 from clgemm.settings import ROUTES
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
     from clgemm.dispatch.engine import Decision, Engine
     from clgemm.interpose.account import Tally
-    from clgemm.interpose.entries import Entry, Product
+    from clgemm.interpose.arguments import Product
+    from clgemm.interpose.entries import Entry
     from clgemm.problem import Precision
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ class Callback:
         self._tally = tally
         self._cell = cell
         self._entry = entry
+        self._reader = Reader(entry)
         self._reasons = reasons
         self._calls_alone = calls_alone
         self._multiplications = entry.precision.multiplications
@@ -110,12 +113,12 @@ class Callback:
     def _compute(self, block: int) -> None:
         """Compute a call, if the device is to, and say so in the block."""
         stack = c_int64.from_address(block + stub.STACK).value
-        product = self._entry.read(block + stub.REGISTERS, stack)
+        product = self._reader.read(block + stub.REGISTERS, stack)
         if product is None or product.alpha == 0:
             return
         done = c_int64.from_address(block)
         seconds, instead = self._on_device(product, done) or (None, None)
-        flops = 2 * product.m * product.n * product.k * self._multiplications
+        flops = product.flops(self._multiplications)
         if seconds is None:
             self._tally.on_host(flops)
         else:
@@ -140,13 +143,16 @@ class Callback:
         if call is None:
             return None
         with spinning.kept(not self._calls_alone):
-            decision = engine.decide(call, settings.modes(), engines.partners_of(engine))
-            if decision.route.where != DEVICE:
+            whole = call if product.part == "whole" else triangles.whole(call)
+            decision = engine.decide(whole, settings.modes(), engines.partners_of(engine))
+            seconds = triangles.seconds(product, decision.route, call.c.itemsize)
+            if decision.route.where != DEVICE or not triangles.pays(product, seconds):
                 engine.repeat(kind, None)
                 return None
+
             start = time.perf_counter()
-            _run(engine, decision, call, done)
-        return time.perf_counter() - start, decision.route.host_seconds
+            _run(engine, decision, product, call, done)
+        return time.perf_counter() - start, seconds[0]
 
     def _engine(self) -> Engine | None:
         """Return the engine if it has parameters without a search; None if the host must do."""
@@ -191,7 +197,7 @@ class Callback:
         """Tell what a decision for the host depends on."""
         beta = 0 if x.beta == 0 else 1 if x.beta == 1 else 2
         code = self._entry.precision.code
-        return _NOTHING, code, settings.modes(), engine.units(), x[:10], beta
+        return _NOTHING, code, settings.modes(), engine.units(), x[:12], x.is_gram, beta
 
     def _call(self, x: Product) -> Call | None:
         """Return the call with arrays that are the caller's memory.
@@ -200,7 +206,10 @@ class Callback:
         """
         dtype = self._entry.precision.dtype
         a = _matrix(dtype, x.a, x.m, x.k, x.lda, x.trans_a)
-        b = _matrix(dtype, x.b, x.k, x.n, x.ldb, x.trans_b)
+        if x.is_gram and x.m == x.n:
+            a, b = a.view(), a.T  # the engine knows them by their base
+        else:
+            b = _matrix(dtype, x.b, x.k, x.n, x.ldb, x.trans_b)
         c = _matrix(dtype, x.c, x.m, x.n, x.ldc, transposed=False)
         if np.may_share_memory(c, a) or np.may_share_memory(c, b):
             return None
@@ -229,18 +238,21 @@ def _matrix(
     return np.asarray(_Memory(interface))
 
 
-def _run(engine: Engine, decision: Decision, call: Call, done: c_int64) -> None:
+def _run(engine: Engine, decision: Decision, x: Product, call: Call, done: c_int64) -> None:
     """Compute, and say that it is done; whatever is raised before leaves C as good as unwritten.
 
     The original, which computes then, does not read C if beta is 0; else C has its values again.
     """
-    saved = call.c.copy(order="F") if call.beta != 0 else None
+    saved = call.c.copy(order="F") if x.beta != 0 else None
     try:
-        engine.run(decision, call)
+        if x.part == "whole":
+            engine.run(decision, call)
+        else:
+            triangles.multiply(engine, decision, x, call)
         done.value = stub.COMPUTED
     except BaseException:
         if saved is not None and not done.value:
-            call.c[...] = saved
+            np.copyto(call.c, saved, where=triangles.written(x))
         raise
 
 

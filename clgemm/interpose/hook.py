@@ -40,7 +40,7 @@ class _Interposed:
         self.tally = Tally()
         self.stub = 0
         self.callback: Callback | None = None
-        if slot.entry.is_gemm:
+        if slot.entry.is_computed:
             self.callback = Callback(
                 slot.entry, self.cell, self.tally, reasons, opened, calls_alone=alone
             )
@@ -53,13 +53,13 @@ class _Interposed:
             cell.fill(self.slot.original, 0, stub.NEVER)
             return stub.counting_code(cell.address)
         cell.fill(self.slot.original, stub.address_of(self.callback.function), stub.NEVER)
-        return stub.code(cell.address, is_cblas=entry.is_cblas, wide=entry.wide)
+        return stub.code(cell.address, entry.extents, by_value=entry.is_cblas, wide=entry.wide)
 
     def row(self) -> account.Row:
         """Return its line of the account."""
         entry, module = self.slot.entry, account.module_name(str(self.slot.path))
         found = self.tally.row(entry.name, module, self.cell.calls, self.cell.least)
-        return found._replace(only_counted=not entry.is_gemm)
+        return found._replace(only_counted=not entry.is_computed)
 
 
 class _Hook:
@@ -188,12 +188,12 @@ _hook = _Hook()
 
 
 def install(*, least: int | None = None) -> None:
-    """Have the gemm that NumPy, SciPy and other compiled modules call computed by clgemm.
+    """Have the gemm and syrk that NumPy, SciPy and other compiled modules call computed by clgemm.
 
     Their slots, the places in memory where they keep the addresses of BLAS functions, are pointed
     at clgemm; also those of modules that are imported later.  Large products go to the device where
-    that is faster, all others to the original function.  Calls of gemv, syrk and the like are
-    counted.
+    that is faster, all others to the original function; so do gemm3m, herk and gemmt.  Calls of
+    gemv, symm and the like are counted.
 
     Parameters
     ----------

@@ -97,22 +97,22 @@ def find(paths: Iterable[Path] | None = None) -> tuple[list[Slot], list[Missed]]
     for path, imports in modules:
         loaded = _base(mappings, path, imports)
         if isinstance(loaded, str):
-            if any(_is_gemm(x) for x in imports.slots):
+            if any(_is_computed(x) for x in imports.slots):
                 missed.append(Missed(path, "", loaded))
             continue
         for x in imports.slots:
             slot = _checked(mappings, path, x, loaded)
             if isinstance(slot, Slot):
                 found.append(slot)
-            elif _is_gemm(x):
+            elif _is_computed(x):
                 missed.append(Missed(path, x.name, slot))
     return found, missed
 
 
-def _is_gemm(imported: elf.Import) -> bool:
+def _is_computed(imported: elf.Import) -> bool:
     """Tell whether it is worth a word that a function is missed."""
     entry = entries.Entry.of(imported.name)
-    return entry is None or entry.is_gemm
+    return entry is None or entry.is_computed
 
 
 def _imports(path: Path) -> elf.Imports | str:

@@ -5,7 +5,7 @@ original, with every argument where the caller has put it.  A large one is shown
 Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
 in Python, an exception at its first instruction included, the product is computed.
 
-Functions that are no gemm have a stub that counts, and no more.
+Functions that clgemm does not compute have a stub that counts, and no more.
 
 Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
 thread waits for the interpreter's lock, which the team's first thread may hold.
@@ -43,50 +43,42 @@ is an object whose `__bool__` raises, in the main thread, as soon as that is in 
 Shown = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """The function of Python's: it takes the address of the block."""
 
-_SIZES = {
-    # m, n, k by value: 64-bit integers, then 32-bit ones, whose upper halves are not defined
-    (True, True): (
-        "49 89 CA"  # mov r10, rcx       m
-        "48 83 F9 01 7E {small}"  # cmp rcx, 1; jle small   as NumPy's vectors are
-        "49 83 F8 01 7E {small}"  # cmp r8, 1; jle small    n
-        "4D 0F AF D0 70 {large}"  # imul r10, r8; jo large
-        "4D 0F AF D1 70 {large}"  # imul r10, r9; jo large  k
-    ),
-    (True, False): (
-        "83 F9 01 7E {small}"  # cmp ecx, 1; jle small
-        "41 83 F8 01 7E {small}"  # cmp r8d, 1; jle small
-        "4D 63 D0"  # movsxd r10, r8d
-        "50"  # push rax
-        "48 63 C1"  # movsxd rax, ecx
-        "4C 0F AF D0"  # imul r10, rax       no overflow: 31 bits each
-        "49 63 C1"  # movsxd rax, r9d
-        "4C 0F AF D0"  # imul r10, rax
-        "58"  # pop rax            leaves the flags
-        "70 {large}"  # jo large
-    ),
-    # addresses of m, n, k: rdx, rcx, r8
-    (False, True): (
-        "4C 8B 12"  # mov r10, [rdx]
-        "49 83 FA 01 7E {small}"  # cmp r10, 1; jle small
-        "48 83 39 01 7E {small}"  # cmp qword [rcx], 1; jle small
-        "4C 0F AF 11 70 {large}"  # imul r10, [rcx]; jo large
-        "4D 0F AF 10 70 {large}"  # imul r10, [r8]; jo large
-    ),
-    (False, False): (
-        "83 3A 01 7E {small}"  # cmp dword [rdx], 1; jle small
-        "83 39 01 7E {small}"  # cmp dword [rcx], 1; jle small
-        "4C 63 12"  # movsxd r10, dword [rdx]
-        "50"  # push rax
-        "48 63 01"  # movsxd rax, dword [rcx]
-        "4C 0F AF D0"  # imul r10, rax
-        "49 63 00"  # movsxd rax, dword [r8]
-        "4C 0F AF D0"  # imul r10, rax
-        "58"  # pop rax
-        "70 {large}"  # jo large
-    ),
-}
-"""What computes m * n * k in r10, by (is_cblas, has 64-bit integers).  A product that does not fit
-into 64 bits is large.  Only r10, r11 and the flags may change, and r11 is the cell's address."""
+_REGISTERS = (7, 6, 2, 1, 8, 9)
+"""The numbers of the registers of arguments, by their place: rdi, rsi, rdx, rcx, r8, r9."""
+_RAX, _R10 = 0, 10
+_CMP = 7  # what the instruction 83 does, instead of a register
+
+
+def _size(extents: Sequence[int], *, by_value: bool, wide: bool) -> str:
+    """Write what computes m * n * k in r10, of arguments at these places, or addresses there.
+
+    A product that does not fit into 64 bits is large.  Only r10, r11 and the flags may change, and
+    r11 is the cell's address.  Of 32-bit integers, the upper halves of registers are not defined.
+    """
+    m, n, k = (_REGISTERS[x] for x in extents)
+
+    def of(opcode: str, register: int, argument: int, *, is_wide: bool) -> str:
+        """Encode an instruction of a register and an argument."""
+        rex = 0x40 | is_wide << 3 | register >> 3 << 2 | argument >> 3
+        operands = (0xC0 if by_value else 0) | (register & 7) << 3 | argument & 7
+        return f"{rex:02X} {opcode} {operands:02X}"
+
+    small = [  # cmp m, 1; jle small: as NumPy's vectors are
+        of("83", _CMP, x, is_wide=wide) + "01 7E {small}" for x in dict.fromkeys((m, n))
+    ]
+    if wide:
+        first = of("8B", _R10, m, is_wide=True)  # mov r10, m
+        times = [of("0F AF", _R10, x, is_wide=True) + "70 {large}" for x in (n, k)]
+        return "".join([*small, first, *times])  # imul r10, n; jo large
+    first = of("63", _R10, m, is_wide=True)  # movsxd r10, m
+    times = [
+        of("63", _RAX, x, is_wide=True)  # movsxd rax, n
+        + "4C 0F AF D0"  # imul r10, rax       the first does not overflow: 31 bits each
+        for x in (n, k)
+    ]
+    # push rax, and pop rax, which leaves the flags; jo large
+    return "".join([*small, first, "50", *times, "58 70 {large}"])
+
 
 _FRONT = (
     "F3 0F 1E FA"  # endbr64             where indirect jumps may end
@@ -184,21 +176,22 @@ def counting_code(cell: int) -> bytes:
     return _bytes(_FRONT + _ON, struct.pack("<Q", cell))
 
 
-def code(cell: int, *, is_cblas: bool, wide: bool) -> bytes:
-    """Assemble the stub of a gemm.
+def code(cell: int, extents: Sequence[int], *, by_value: bool, wide: bool) -> bytes:
+    """Assemble the stub of a function that multiplies matrices.
 
     Parameters
     ----------
     cell : int
         Address of its cell.
-    is_cblas : bool
-        Whether m, n, k come by value, in the fourth to sixth argument, else by address, in the
-        third to fifth.
+    extents : sequence of three integers
+        The places of m, n and k among the arguments that are no floating-point numbers, 5 at most.
+    by_value : bool
+        Whether they are values; else they are addresses.
     wide : bool
         Whether they have 64 bits.
     """
     address = struct.pack("<Q", cell)
-    sizes = _SIZES[is_cblas, wide].replace(" ", "")
+    sizes = _size(extents, by_value=by_value, wide=wide).replace(" ", "")
     length = len(_bytes(sizes.replace("{small}", "00").replace("{large}", "00"), address))
     found = b""
     for before, target in _jumps(sizes):  # 8 bits, counted from behind the jump

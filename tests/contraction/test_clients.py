@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import types
 from pathlib import Path
 
 import numpy as np
 import pytest
+from contraction import array_namespace as xp
 from contraction.outcomes import numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,14 +70,6 @@ def test_dask(rng, monkeypatch):
     assert set(calls) == {"tensordot", "einsum"}
 
 
-def namespace():
-    """Make an array-API namespace: NumPy's, with clgemm's products in it."""
-    made = types.SimpleNamespace(**{name: getattr(np, name) for name in dir(np) if name[0] != "_"})
-    made.matmul, made.tensordot = clgemm.matmul, clgemm.tensordot
-    made.vecdot, made.matrix_transpose = clgemm.vecdot, clgemm.matrix_transpose
-    return made
-
-
 @DRAWN
 @given(
     st.lists(st.integers(1, 4), max_size=2), st.lists(st.integers(1, 4), min_size=3, max_size=3),
@@ -85,7 +77,7 @@ def namespace():
 )  # fmt: skip
 def test_array_api_code(batch, extents, dtype, seed):
     """The standard's rules: conjugation, broadcasting, 0-d results, axes from the end."""
-    xp, rng = namespace(), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     m, k, n = extents
     a, b = numbers(rng, (*batch, m, k), dtype), numbers(rng, (k, n), dtype)
     product = xp.matmul(a, b)

@@ -37,11 +37,25 @@ def test_other_names_are_left_alone(name):
 @pytest.mark.parametrize(
     ("name", "routine"),
     [
-        ("scipy_cblas_sgemv64_", "gemv"), ("cblas_cgemm3m", "gemm3m"), ("sgemmt_", "gemmt"),
-        ("zherk_", "herk"), ("scipy_cher2k_", "her2k"), ("cblas_dsyr2k_64", "syr2k"),
-        ("strsm_64_", "trsm"), ("cblas_zgemm", "gemm"),
+        ("scipy_cblas_sgemv64_", "gemv"), ("cblas_zhemm", "hemm"), ("strmm_", "trmm"),
+        ("scipy_cher2k_", "her2k"), ("cblas_dsyr2k_64", "syr2k"), ("strsm_64_", "trsm"),
     ],
 )  # fmt: skip
 def test_other_routines_are_counted(name, routine):
     found = Entry.of(name)
-    assert (found.routine, found.is_gemm) == (routine, routine == "gemm")
+    assert (found.routine, found.is_computed) == (routine, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "routine", "extents"),
+    [
+        ("cblas_sgemm", "gemm", (3, 4, 5)), ("zgemm_", "gemm", (2, 3, 4)),
+        ("cblas_cgemm3m", "gemm3m", (3, 4, 5)), ("scipy_zgemm3m_64_", "gemm3m", (2, 3, 4)),
+        ("scipy_cblas_dsyrk64_", "syrk", (3, 3, 4)), ("ssyrk_", "syrk", (2, 2, 3)),
+        ("cblas_zherk", "herk", (3, 3, 4)), ("cherk_", "herk", (2, 2, 3)),
+        ("cblas_dgemmt", "gemmt", (4, 4, 5)), ("sgemmt_", "gemmt", (3, 3, 4)),
+    ],
+)  # fmt: skip
+def test_what_is_computed_has_its_extents_in_registers(name, routine, extents):
+    found = Entry.of(name)
+    assert (found.routine, found.is_computed, found.extents) == (routine, True, extents)

@@ -13,7 +13,10 @@ from clgemm.interpose import stub
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("restored")]
 
-FORMS = [(is_cblas, wide) for is_cblas in (True, False) for wide in (True, False)]
+FORMS = [(by_value, wide) for by_value in (True, False) for wide in (True, False)]
+EXTENTS = [(3, 4, 5), (2, 3, 4), (3, 3, 4), (2, 2, 3), (4, 4, 5), (0, 1, 2)]
+"""Where m, n and k are: of gemm, syrk and gemmt by CBLAS and Fortran, and where no function has
+them."""
 UNDEFINED = 0x5EADBEEF << 32
 """What the upper half of a register may hold beside an integer of 32 bits."""
 
@@ -21,9 +24,9 @@ UNDEFINED = 0x5EADBEEF << 32
 class Placed:
     """A stub whose original records its arguments."""
 
-    def __init__(self, paths, is_cblas, wide, least, done=0):
+    def __init__(self, paths, by_value, wide, least, done=0, extents=(3, 4, 5)):
         self.library = ctypes.CDLL(str(paths["registers"]))
-        self.is_cblas, self.wide, self.shown = is_cblas, wide, []
+        self.by_value, self.wide, self.extents, self.shown = by_value, wide, extents, []
         self.done = done
 
         @stub.Shown
@@ -36,19 +39,18 @@ class Placed:
         self._show, self.cell = show, stub.cell()
         original = stub.address_of(self.library.record)
         self.cell.fill(original, stub.address_of(show), least)
-        (self.address,) = stub.place([stub.code(self.cell.address, is_cblas=is_cblas, wide=wide)])
+        code = stub.code(self.cell.address, extents, by_value=by_value, wide=wide)
+        (self.address,) = stub.place([code])
 
     def __call__(self, m, n, k):
         """Call it; return what the original saw, None if it was not called."""
         memory = struct.pack("3q" if self.wide else "3i", m, n, k)
         self._memory = ctypes.create_string_buffer(memory)
         start, size = ctypes.addressof(self._memory), 8 if self.wide else 4
-        if self.is_cblas:
-            other = 0 if self.wide else UNDEFINED
-            sizes = [other | (x & (2**64 - 1 if self.wide else 2**32 - 1)) for x in (m, n, k)]
-            words = [1, 2, 3, *sizes]
-        else:
-            words = [1, 2, start, start + size, start + 2 * size, 6]
+        words = [1, 2, 3, 4, 5, 6]
+        for number, (place, x) in enumerate(zip(self.extents, (m, n, k), strict=True)):
+            bits = x & (2**64 - 1) if self.wide else UNDEFINED | (x & (2**32 - 1))
+            words[place] = bits if self.by_value else start + number * size
         words += [0x3FF8000000000000, 0x4004000000000000, 77, 88]
         seen = (ctypes.c_int64 * 12).in_dll(self.library, "seen")
         kept = (ctypes.c_int64 * 5).in_dll(self.library, "kept_after")
@@ -66,32 +68,41 @@ class Placed:
         return wanted
 
 
-@pytest.mark.parametrize(("is_cblas", "wide"), FORMS)
-def test_only_large_products_are_shown(paths, is_cblas, wide):
-    call = Placed(paths, is_cblas, wide, least=1000)
-    small = [(10, 10, 10), (1, 10**6, 10**6), (10**6, 1, 10**6), (2, 2, 250), (-5, 7, 10**6),
-             (7, -5, 10**6), (500, 500, -1), (10**6, 10**6, 0), (0, 0, 0)]  # fmt: skip
+SMALL = [(10, 10, 10), (1, 10**6, 10**6), (10**6, 1, 10**6), (2, 2, 250), (-5, 7, 10**6),
+         (7, -5, 10**6), (500, 500, -1), (10**6, 10**6, 0), (0, 0, 0)]  # fmt: skip
+LARGE = [(10, 10, 11), (11, 10, 10), (2, 2, 251), (2**30, 2**30, 2), (2**31 - 1,) * 3]
+LARGER = [(2**40, 2**40, 2), (2, 2**40, 2**40)]
+
+
+@pytest.mark.parametrize("extents", EXTENTS)
+@pytest.mark.parametrize(("by_value", "wide"), FORMS)
+def test_only_large_products_are_shown(paths, by_value, wide, extents):
+    call = Placed(paths, by_value, wide, least=1000, extents=extents)
+    is_square = extents[0] == extents[1]
+
+    def fitting(rows):
+        return [(m, n, k) for m, n, k in rows if m == n or not is_square]
+
+    small, large = fitting(SMALL), fitting(LARGE + LARGER * wide)
     for count, sizes in enumerate(small, 1):
         assert call(*sizes) is not None
         assert (call.shown, call.cell.calls) == ([], count), sizes
-    large = [(10, 10, 11), (11, 10, 10), (2, 2, 251), (2**30, 2**30, 2), (2**31 - 1,) * 3]
-    large += [(2**40, 2**40, 2), (2, 2**40, 2**40)] * wide
     for count, sizes in enumerate(large, 1):
         assert call(*sizes) is not None
         assert len(call.shown) == count, sizes
     assert call.cell.calls == len(small) + len(large)
 
 
-@pytest.mark.parametrize(("is_cblas", "wide"), FORMS)
-def test_what_python_has_computed_does_not_reach_the_original(paths, is_cblas, wide):
-    call = Placed(paths, is_cblas, wide, least=1000, done=1)
+@pytest.mark.parametrize(("by_value", "wide"), FORMS)
+def test_what_python_has_computed_does_not_reach_the_original(paths, by_value, wide):
+    call = Placed(paths, by_value, wide, least=1000, done=1)
     assert call(10, 10, 11) is None
     assert call(10, 10, 10) is not None
     assert len(call.shown) == 1
 
 
 def test_the_threshold_can_be_changed(paths):
-    call = Placed(paths, is_cblas=True, wide=True, least=1000)
+    call = Placed(paths, by_value=True, wide=True, least=1000)
     call.cell.set_least(2**70)
     assert call.cell.least == stub.NEVER
     call(2**20, 2**20, 2**20)
@@ -102,7 +113,7 @@ def test_the_threshold_can_be_changed(paths):
 
 
 def test_calls_of_all_threads_are_counted(paths):
-    call = Placed(paths, is_cblas=True, wide=True, least=stub.NEVER)
+    call = Placed(paths, by_value=True, wide=True, least=stub.NEVER)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(call.address)
 
     def work():
@@ -118,7 +129,7 @@ def test_calls_of_all_threads_are_counted(paths):
 def test_code_is_never_writable(paths):
     from clgemm.interpose.mappings import Mappings  # noqa: PLC0415 - reads /proc
 
-    call = Placed(paths, is_cblas=True, wide=True, least=0)
+    call = Placed(paths, by_value=True, wide=True, least=0)
     mappings = Mappings()
     assert mappings.at(call.address).access[:3] == "r-x"
     assert mappings.at(call.cell.address).access[:3] == "rw-"

@@ -1,0 +1,121 @@
+"""Products of which one triangle is written, as by syrk: computed whole beside C, then merged.
+
+A kernel that computes one triangle mirrors it, so it writes all of a C; the other triangle of a
+caller's C is the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm.dispatch.route import TIE
+from clgemm.dispatch.times import HALF
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from clgemm.dispatch.engine import Decision, Engine
+    from clgemm.dispatch.route import Route
+    from clgemm.interpose.arguments import Product
+    from clgemm.problem import Call
+
+MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
+FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
+MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one
+
+_kept: list[NDArray[Any]] = []
+
+
+def whole(call: Call) -> Call:
+    """Return the product of a call, alone, into memory of its own: what is decided on.
+
+    Without alpha, as NumPy has it: what is known of the host's Gram products is known of those.
+    """
+    return call._replace(alpha=1.0, beta=0.0, c=np.empty_like(call.c, order="F"))
+
+
+def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, float | None]:
+    """Predict what a call takes on the host and on the device; None where that is not known.
+
+    Parameters
+    ----------
+    x : Product
+        What is asked for.
+    chosen : Route
+        Of the product with all of C.
+    itemsize : int
+        Bytes of an element.
+    """
+    host, device = chosen.host_seconds, chosen.device_seconds
+    if x.part == "whole" or host is None or device is None:
+        return host, device
+    # Of symmetric products the host's time is syrk's already.
+    is_symmetric = x.is_gram and x.conj_a == x.conj_b
+    size = x.n * x.n * itemsize
+    merging = size / MERGE_RATE + (size / FRESH_RATE if size > MOST_KEPT else 0)
+    return host if is_symmetric else HALF * host, device + merging
+
+
+def pays(x: Product, seconds: tuple[float | None, float | None]) -> bool:
+    """Tell whether the device is still the faster side, where all of C is; unless it is wanted."""
+    host, device = seconds
+    return x.part == "whole" or host is None or device is None or device <= TIE * host
+
+
+def multiply(engine: Engine, decision: Decision, x: Product, call: Call) -> None:
+    """Compute a call of which a triangle of C is written, as was decided for its `whole`."""
+    product = memory(call.c)
+    engine.run(decision, call._replace(beta=0.0, c=product))
+    merge(x, product, call.c)
+    keep(product)  # if something was raised, who knows who still writes there
+
+
+def merge(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
+    """Write a triangle of a product, plus beta times C's, into C.
+
+    Parameters
+    ----------
+    x : Product
+        What is asked for.
+    product : ndarray of shape (n, n)
+        All of ``alpha * op(A) @ op(B)``; written to.
+    c : ndarray of shape (n, n)
+        The caller's C, which is written by one call: no signal handler finds half of it.
+    """
+    if x.beta != 0:
+        with np.errstate(all="ignore"):  # of the other triangle, which is not the caller's
+            product += product.dtype.type(x.beta) * c
+    if x.is_hermitian:
+        np.fill_diagonal(product.imag, 0)
+    np.copyto(c, product, where=written(x))
+
+
+def written(x: Product) -> NDArray[np.bool_]:
+    """Return an array of C's shape, true where C is written: few bytes that columns share."""
+    if x.part == "whole":
+        return np.broadcast_to(np.bool_(True), (x.m, x.n))
+    n = x.n
+    ones = np.zeros(2 * n - 1, bool)
+    ones[n - 1 :] = True
+    lower = np.lib.stride_tricks.as_strided(ones[n - 1 :], (n, n), (1, -1), writeable=False)
+    return lower if x.part == "lower" else lower.T
+
+
+def memory(c: NDArray[Any]) -> NDArray[Any]:
+    """Return memory for a product like C, column-major; that of an earlier one if it fits."""
+    try:
+        found = _kept.pop()  # no other thread has it then
+    except IndexError:
+        found = np.empty(0, np.uint8)
+    if found.nbytes < c.nbytes:
+        found = np.empty(c.nbytes, np.uint8)
+    return np.ndarray(c.shape, c.dtype, found, order="F")
+
+
+def keep(product: NDArray[Any]) -> None:
+    """Give back what `memory` has returned, of which nothing is read or written any more."""
+    base = product.base
+    if isinstance(base, np.ndarray) and base.nbytes <= MOST_KEPT:
+        _kept[:] = [base]

@@ -1,0 +1,272 @@
+"""Each function that the device computes beside itself: a stub in front of NumPy's own BLAS."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+from helpers import pairwise
+
+from clgemm.dispatch.route import Route
+from clgemm.interpose import callbacks, slots, stub, triangles
+from clgemm.interpose.account import Tally
+from clgemm.interpose.arguments import Product
+from clgemm.interpose.callbacks import Callback, Reasons
+from clgemm.interpose.entries import ARGUMENTS, Entry
+from clgemm.interpose.mappings import Mappings
+from clgemm.problem import PRECISIONS
+from clgemm.runtime import forks, machine_code, registry
+from clgemm.tuning.measure.verify import random_matrix
+
+pytestmark = pytest.mark.skipif(
+    machine_code.why_not() is not None, reason=str(machine_code.why_not())
+)
+M, N, K = 41, 23, 67
+CHOICES = {"N": 111, "T": 112, "C": 113, "U": 121, "L": 122, "row": 101, "column": 102}
+FUNCTIONS = [
+    code + routine
+    for routine, code in itertools.product(ARGUMENTS, "sdcz")
+    if code in "cz" or routine not in {"gemm3m", "herk"}
+]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Give the BLAS that NumPy calls, and what its names look like."""
+    found, _ = slots.find()
+    for slot in found:
+        if slot.path.name.startswith("_multiarray_umath") and "cblas_sgemm" in slot.entry.name:
+            path = Mappings().at(slot.original, 1).path
+            return ctypes.CDLL(path), slot.entry.name.replace("cblas_sgemm", "{}")
+    pytest.skip("NumPy calls no BLAS that can be interposed")
+
+
+class Function:
+    """A function of a BLAS, and the same behind a stub."""
+
+    def __init__(self, library, name, form):
+        blas, pattern = library
+        plain = f"cblas_{name}" if form == "cblas" else f"{name}_"
+        self.name = pattern.format(plain)
+        self.entry = Entry.of(self.name)
+        assert self.entry is not None, self.name
+        try:
+            self.direct = blas[self.name]
+        except AttributeError:
+            pytest.skip(f"NumPy's BLAS has no {self.name}")
+        self.direct.restype = None
+        self.cell, self.tally, self.reasons = stub.cell(), Tally(), Reasons()
+        callback = Callback(
+            self.entry, self.cell, self.tally, self.reasons, lambda: None, calls_alone=True
+        )
+        forks.keep_for_ever(callback.function)
+        original = stub.address_of(self.direct)
+        self.cell.fill(original, stub.address_of(callback.function), 1)
+        code = stub.code(
+            self.cell.address, self.entry.extents, by_value=self.entry.is_cblas,
+            wide=self.entry.wide,
+        )  # fmt: skip
+        (address,) = stub.place([code])
+        self.interposed = ctypes.CFUNCTYPE(None)(address)
+
+    def on_device(self):
+        return self.tally.row("", "", 0, 0).device_calls
+
+    def arguments(self, given):
+        """Give what ctypes passes on, and what has to be kept for that."""
+        kept = []
+        for name, x in given.items():
+            if name == "order" and not self.entry.is_cblas:
+                continue
+            kept.append(self._one(name, x))
+        return kept
+
+    def _one(self, name, x):
+        entry = self.entry
+        integer = ctypes.c_int64 if entry.wide else ctypes.c_int32
+        if isinstance(x, np.ndarray):
+            return ctypes.c_void_p(x.ctypes.data)
+        if isinstance(x, str):
+            letter = ctypes.c_int(CHOICES[x]) if entry.is_cblas else ctypes.c_char(x.encode())
+            return letter if entry.is_cblas else ctypes.byref(letter)
+        if name in {"alpha", "beta"}:
+            is_complex = entry.precision.is_complex and entry.routine != "herk"
+            real = ctypes.c_double if entry.precision.is_double else ctypes.c_float
+            if entry.is_cblas and not is_complex:
+                return real(x)
+            number = (real * 2)(np.real(x), np.imag(x)) if is_complex else real(x)
+            return ctypes.byref(number)
+        return integer(x) if entry.is_cblas else ctypes.byref(integer(x))
+
+
+def given(rng, function, order, uplo, ta, tb, gap, alpha, beta):
+    """Draw a call of a function: arguments by name, in their order."""
+    precision, routine = function.entry.precision, function.entry.routine
+    names = ARGUMENTS[routine]
+    m = M if "m" in names else N
+    if function.entry.routine == "herk":
+        ta = "C" if ta == "T" else ta
+        alpha, beta = np.real(alpha), np.real(beta)
+    elif routine == "syrk" and precision.is_complex:
+        ta = "T" if ta == "C" else ta
+
+    def laid(rows, columns):
+        """Return a matrix with gaps, in the call's order, and its leading dimension."""
+        if order == "row":
+            memory = np.full((rows, columns + gap), np.nan, precision.dtype)
+            memory[:, :columns] = random_matrix(rng, precision, rows, columns)
+            return memory, columns + gap
+        memory = np.full((columns, rows + gap), np.nan, precision.dtype)
+        memory[:, :rows] = random_matrix(rng, precision, columns, rows)
+        return memory, rows + gap
+
+    a, lda = laid(*((m, K) if ta == "N" else (K, m)))
+    b, ldb = laid(*((K, N) if tb == "N" else (N, K)))
+    c, ldc = laid(m, N)
+    values = {
+        "order": order, "uplo": uplo, "trans_a": ta, "trans_b": tb, "m": m, "n": N, "k": K,
+        "alpha": alpha, "a": a, "lda": lda, "b": b, "ldb": ldb, "beta": beta, "c": c, "ldc": ldc,
+    }  # fmt: skip
+    return {name: values[name] for name in names}
+
+
+def computed(library, function, form, call):
+    """Return C as the BLAS leaves it; gemmt, which crashes in some OpenBLAS, by gemm."""
+    found = call["c"].copy()
+    if function.entry.routine != "gemmt":
+        function.direct(*function.arguments(call | {"c": found}))
+        return found
+    gemm = Function(library, function.entry.precision.code + "gemm", form)
+    values = call | {"m": N, "c": found}
+    gemm.direct(*gemm.arguments({name: values[name] for name in ARGUMENTS["gemm"]}))
+    rows, columns = np.indices((N, N)) if call["order"] == "row" else np.indices((N, N))[::-1]
+    written = rows >= columns if call["uplo"] == "L" else rows <= columns
+    found[:, :N] = np.where(written, found[:, :N], call["c"][:, :N])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "order", "uplo", "ta", "tb", "gap", "alpha", "beta"),
+    pairwise(
+        FUNCTIONS, ["cblas", "fortran"], ["row", "column"], "UL", "NTC", "NTC", (0, 3),
+        (1.0, -1.5 + 0.5j), (0.0, 1.0, 0.5 - 0.25j),
+    ),
+)  # fmt: skip
+def test_the_device_writes_what_the_blas_writes(
+    device, library, rng, name, form, order, uplo, ta, tb, gap, alpha, beta
+):
+    """And nothing else: neither the other triangle nor what lies beside C."""
+    precision = PRECISIONS[name[0]]
+    if not device.traits.has(precision):
+        pytest.skip("this device has no double precision")
+    function = Function(library, name, form)
+    if not precision.is_complex:
+        alpha, beta = np.real(alpha), np.real(beta)
+    order = order if form == "cblas" else "column"
+    call = given(rng, function, order, uplo, ta, tb, gap, alpha, beta)
+    want, got = computed(library, function, form, call), call["c"].copy()
+    with registry.using(device):
+        function.interposed(*function.arguments(call | {"c": got}))
+    assert function.on_device() == 1, function.reasons.all()
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    untouched = want == call["c"]
+    assert np.array_equal(got[untouched], want[untouched])
+    assert np.nanmax(np.abs(got - want)) <= 50 * K * precision.eps
+    if name.endswith("herk"):
+        assert (np.diagonal(got[:N, :N]).imag == 0).all()
+
+
+@pytest.mark.parametrize("name", ["ssyrk", "cherk", "dgemmt"])
+def test_c_is_not_read_if_beta_is_0(device, library, rng, name):
+    if not device.traits.has(PRECISIONS[name[0]]):
+        pytest.skip("this device has no double precision")
+    function = Function(library, name, "fortran")
+    call = given(rng, function, "column", "L", "N", "N", 0, 1.0, 0.0)
+    call["c"][...] = np.nan
+    with registry.using(device):
+        function.interposed(*function.arguments(call))
+    assert function.on_device() == 1
+    assert np.array_equal(np.isnan(call["c"].T), ~np.tri(N, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("csyrk", {"trans_a": "C"}), ("cherk", {"trans_a": "T"}), ("ssyrk", {"uplo": "N"}),
+     ("ssyrk", {"lda": 3}), ("dgemmt", {"trans_b": "U"}), ("dsyrk", {"alpha": 0.0})],
+)  # fmt: skip
+def test_what_the_device_does_not_compute_goes_to_the_blas(
+    device, library, rng, capfd, name, wrong
+):
+    function = Function(library, name, "fortran")
+    call = given(rng, function, "column", "U", "N", "N", 0, 1.0, 1.0) | wrong
+    before = call["c"].copy()
+    with registry.using(device):
+        function.interposed(*function.arguments(call))
+    assert function.tally.row("", "", 0, 0)[4:8] == (0, 0, 0.0, 0.0)
+    assert np.array_equal(call["c"], before)
+    capfd.readouterr()  # what the BLAS says of it
+
+
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+@pytest.mark.parametrize("where", ["computed", "merged"])
+def test_the_blas_computes_a_triangle_where_the_device_fails(
+    device, library, rng, monkeypatch, where, beta
+):
+    function = Function(library, "ssyrk", "fortran")
+    call = given(rng, function, "column", "U", "N", "N", 2, 1.0, beta)
+    want = call["c"].copy()
+    function.direct(*function.arguments(call | {"c": want}))
+    merge, run = triangles.merge, callbacks.engines.Engine.run
+
+    def failing(*arguments):
+        (run if where == "computed" else merge)(*arguments)
+        raise MemoryError("no more of it")
+
+    target = (callbacks.engines.Engine, "run") if where == "computed" else (triangles, "merge")
+    monkeypatch.setattr(*target, failing)
+    with registry.using(device):
+        function.interposed(*function.arguments(call))
+    assert any("no more of it" in why for why in function.reasons.all())
+    assert np.array_equal(call["c"], want, equal_nan=True)
+
+
+def test_memory_beside_c_is_used_again_by_one_call_at_a_time():
+    c = np.zeros((300, 300), np.float32)
+    first, second = triangles.memory(c), triangles.memory(c)
+    assert not np.may_share_memory(first, second)
+    assert (first.shape, first.dtype, first.flags.f_contiguous) == (c.shape, c.dtype, True)
+    triangles.keep(first)
+    again = triangles.memory(c[:20, :20].astype(complex))
+    assert np.may_share_memory(first, again)
+    assert not np.may_share_memory(again, triangles.memory(c))
+    triangles.keep(again)
+    larger = np.empty((1, triangles.MOST_KEPT + 1), np.uint8)
+    triangles.keep(triangles.memory(larger))
+    assert triangles.memory(c).base.nbytes == c.nbytes, "too large to be kept"
+
+
+def product(part, routine="syrk"):
+    """Give a large product of a matrix and itself, or of two."""
+    b = 1 if routine != "gemmt" else 2
+    conj = routine == "herk"
+    return Product(
+        1000, 1000, 500, True, conj, False, False, 500, 500, 1000, part, conj, 1.0, 0.0, 1, b, 3
+    )
+
+
+def test_a_triangle_goes_to_the_device_where_that_takes_less_time_with_it():
+    """The host's time of a symmetric product is syrk's; it computes half of others, too."""
+
+    def pays(x, host, device, itemsize=8):
+        chosen = Route("device", "", host, device)
+        return triangles.pays(x, triangles.seconds(x, chosen, itemsize))
+
+    assert pays(product("lower"), 10e-3, 7e-3)
+    assert pays(product("whole", "gemm"), 10e-3, 7e-3)
+    for routine in ("herk", "gemmt"):
+        assert not pays(product("upper", routine), 10e-3, 7e-3)
+        assert pays(product("upper", routine), 10e-3, 4e-3)
+    assert not pays(product("lower"), 10e-3, 9e-3, itemsize=16)  # and 1.6 ms for the triangle
+    assert pays(product("lower"), None, None)  # the device is wanted
