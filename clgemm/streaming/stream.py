@@ -53,7 +53,7 @@ class StreamedCall:
             for name in OPERANDS
         }
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
-        self._state = LaunchState(device.context, device.queue, scratch)
+        self._state = LaunchState(device.context, device.queue, scratch, pool=device.scratch)
         size = schedule.problem.operand_bytes
         self._chunk_bytes = min(staging.BYTES, max(SMALL_CHUNK, size // CHUNKS))
         self._copies = Copies(threads, *queues)
