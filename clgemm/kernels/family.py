@@ -61,13 +61,15 @@ class KernelSpec(NamedTuple):
 
 Arg = int | str | bytes
 """A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
-SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "cell")
+SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "tickets", "cell")
 
 
 CELL_STEP = 16
 """Counters that a launch may use: a cache line."""
 CANCEL = 1
 """Which of them the host sets when it wants the launch to end early."""
+TICKETS = 1 << 14
+"""Counters of the launches on a queue: zeros that each launch leaves as zeros."""
 
 
 class Step(NamedTuple):
@@ -86,6 +88,8 @@ class Plan(NamedTuple):
     scratch_bytes: int = 0
     counts: bool = False
     """Whether its one step takes zeros to count with: ``counters`` from ``cell`` on."""
+    takes_tickets: bool = False
+    """Whether a step takes ``tickets``: work-groups that meet there wait for nobody's launch."""
 
 
 # What every gemm kernel takes first: GEMM_ARGS in common.cl.

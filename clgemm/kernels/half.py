@@ -73,7 +73,8 @@ def with_copies(traits: DeviceTraits, problem: Gemm, plan: Plan) -> Plan:
         for operand, (height, width, is_stack), place in zip("abc", shapes, places, strict=True)
     ]  # fmt: skip
     products = [_moved(step, places) for step in plan.steps]
-    return Plan((*copies[:2], *products, copies[2]), end * SINGLE_BYTES, plan.counts)
+    steps = *copies[:2], *products, copies[2]
+    return Plan(steps, end * SINGLE_BYTES, plan.counts, plan.takes_tickets)
 
 
 def _moved(step: Step, places: list[int]) -> Step:

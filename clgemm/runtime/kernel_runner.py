@@ -25,8 +25,8 @@ INTEGERS = {"i": INT, "l": struct.Struct("q")}
 LAST_OPERAND = 5  # place of C among a kernel's arguments; beyond, operands stand for scratch
 NO_OFFSETS = (0, 0, 0)
 UNBOUND = (b"", b"", b"")
-Memory = tuple[Any, Any]
-"""Scratch memory and counters, None where a plan needs none."""
+Memory = tuple[Any, Any, Any]
+"""Scratch memory, counters and tickets, None where a plan needs none."""
 
 
 Values = tuple[complex, complex, Any, Any, Any, tuple[int, int, int]]
@@ -55,7 +55,7 @@ class _Launch:
             elif isinstance(arg, bytes):
                 constants += (i, arg) if i else ()
             elif arg in {"a", "b", "c"} and i > LAST_OPERAND:
-                places[f"{arg} again"] = i
+                places[f"{arg} again {i}"] = i
             else:
                 places[f"{arg} {i}" if arg in places else arg] = i
         self._constants = tuple(constants)
@@ -146,7 +146,7 @@ class KernelRunner:
         )
         self.scratch_bytes = plan.scratch_bytes
         """Scratch memory that it needs."""
-        self._counts = plan.counts
+        self._counts, self._takes_tickets = plan.counts, plan.takes_tickets
         origin = problem.offset_a, problem.offset_b, problem.offset_c
         self._launches = [_Launch(device, step, origin) for step in plan.steps]
 
@@ -196,7 +196,10 @@ class KernelRunner:
             ending.leave()
             with device.lock:
                 try:
-                    waits, more = state.begin(wait_for, self.scratch_bytes, counts=self._counts)
+                    waits, more = state.begin(
+                        wait_for, self.scratch_bytes, counts=self._counts,
+                        takes_tickets=self._takes_tickets,
+                    )  # fmt: skip
                     for launch in self._launches:
                         launch.bind(alpha, beta, values, more, 0)
                         event: cl.Event = enqueue(
@@ -255,7 +258,8 @@ class KernelRunner:
                 if poisoned and scratch is not None:
                     pool.poison(device.queue, scratch)
                 counters, cell = pool.counter() if self._counts else (None, None)
-                more = (scratch, counters)
+                tickets = pool.tickets(device.queue) if self._takes_tickets else None
+                more = (scratch, counters, tickets)
                 for launch in self._launches:
                     launch.bind(alpha, beta, values, more, cell)
                     event: cl.Event = self._enqueue(

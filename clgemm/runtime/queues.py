@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from clgemm.kernels.family import CELL_STEP
 from clgemm.runtime import opencl
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.scratch import ZERO, ScratchPool, zero_tickets
 
 
 def finish(queue: cl.CommandQueue) -> bool:
@@ -34,13 +33,16 @@ class LaunchState:
         A queue that runs in order.
     scratch : cl.Buffer, optional
         Scratch memory to begin with.
+    pool : ScratchPool, optional
+        Whose tickets to use, if the queue is a device's own.
     """
 
     in_order: bool = True
 
     def __init__(
-        self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None
-    ) -> None:
+        self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None, *,
+        pool: ScratchPool | None = None,
+    ) -> None:  # fmt: skip
         self._context = context
         self.queue = queue
         self.used = True
@@ -49,11 +51,13 @@ class LaunchState:
         """The last launch of the last call."""
         self._scratch = scratch
         self._counters: cl.Buffer | None = None
+        self._tickets: cl.Buffer | None = None
+        self._pool = pool
 
     def begin(
-        self, wait_for: list[cl.Event], scratch_bytes: int, *, counts: bool
-    ) -> tuple[list[cl.Event] | None, tuple[Any, Any]]:
-        """Return what a call's first launch waits for, and its scratch memory and counters.
+        self, wait_for: list[cl.Event], scratch_bytes: int, *, counts: bool, takes_tickets: bool
+    ) -> tuple[list[cl.Event] | None, tuple[Any, Any, Any]]:
+        """Return what a call's first launch waits for, and its scratch, counters and tickets.
 
         Hold the device's lock from here until the last launch.
         """
@@ -64,7 +68,9 @@ class LaunchState:
         counters = None
         if counts:
             counters, wait_for = self._zeros(wait_for)
-        return wait_for or None, (scratch, counters)
+        if takes_tickets and self._tickets is None:
+            wait_for = self._get_tickets(wait_for)
+        return wait_for or None, (scratch, counters, self._tickets)
 
     def _scratch_of(self, nbytes: int) -> cl.Buffer:
         """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
@@ -83,11 +89,20 @@ class LaunchState:
         )
         return self._counters, [] if self.in_order else [event]
 
+    def _get_tickets(self, wait_for: list[cl.Event]) -> list[cl.Event]:
+        """Get tickets, and return what to wait for until they are zeros."""
+        if self._pool is not None:
+            self._tickets = self._pool.tickets(self.queue)
+            return wait_for
+        self._tickets, event = zero_tickets(self._context, self.queue)
+        return wait_for if self.in_order else [*wait_for, event]
+
     def trim(self) -> None:
         """Give back memory that no call uses now; what is in flight keeps its own."""
         self.last = None
         self._scratch = None
         self._counters = None
+        self._tickets = None
 
 
 class QueueState(LaunchState):
@@ -137,6 +152,3 @@ class QueueState(LaunchState):
     def is_dropped(self) -> bool:
         """Tell whether nobody but this object has the queue any more."""
         return self.queue.reference_count <= self._own
-
-
-ZERO = np.zeros(1, np.uint32)

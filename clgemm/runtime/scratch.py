@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.kernels.family import CANCEL, CELL_STEP
+from clgemm.kernels.family import CANCEL, CELL_STEP, TICKETS
 from clgemm.runtime import opencl
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.opencl import cl
@@ -21,6 +21,7 @@ MOST_IDLE = 4  # pieces of scratch that are kept for as many threads
 LARGE = 64 << 20  # bytes, of which none is kept when no call came for some seconds
 IDLE_SECONDS = 10.0
 COUNTERS = 1024  # launches until a counter comes round again
+ZERO = np.zeros(1, np.uint32)
 
 
 class ScratchPool:
@@ -45,6 +46,8 @@ class ScratchPool:
         self._idle: list[Any] = []
         self._timer = IdleTimer(IDLE_SECONDS, self.trim)
         self._counters: Any = None
+        self._tickets: tuple[Any, Any] = (None, None)
+        """Tickets, and the queue whose launches take them."""
         self._cells = np.zeros(COUNTERS * CELL_STEP, np.uint32)
         self._cell = 0
 
@@ -110,12 +113,27 @@ class ScratchPool:
         self._cells[self._cell : self._cell + CELL_STEP] = 0
         return self._counters, self._cell
 
+    def tickets(self, queue: cl.CommandQueue) -> Any:
+        """Return the tickets of launches on the device's own queue, which runs in order.
+
+        Hold the device's lock until the last launch.
+        """
+        if self._tickets[1] is not queue:
+            self._tickets = zero_tickets(self._context, queue)[0], queue
+        return self._tickets[0]
+
     def cancel(self, cell: int | None = None) -> None:
         """Let the launch with a `counter` end early, or every launch; what it computes is void."""
         if cell is None:
             self._cells[CANCEL::CELL_STEP] = 1
         else:
             self._cells[cell + CANCEL] = 1
+
+
+def zero_tickets(context: cl.Context, queue: cl.CommandQueue) -> tuple[cl.Buffer, cl.Event]:
+    """Make `TICKETS` zeros that each launch leaves as zeros, and tell when they are there."""
+    tickets = cl.Buffer(context, cl.mem_flags.READ_WRITE, TICKETS * 4)
+    return tickets, cl.enqueue_fill_buffer(queue, tickets, ZERO, 0, TICKETS * 4)
 
 
 def _pages(nbytes: int) -> NDArray[np.uint8]:

@@ -90,7 +90,8 @@ class DirectCall:
             if problem.reads_c:
                 copy(queue, c, _dense(result), is_blocking=True)
             values = call.alpha, call.beta, a, b, c, NO_OFFSETS
-            self._runner.enqueue(values, LaunchState(device.context, queue, *scratch), [])
+            state = LaunchState(device.context, queue, *scratch, pool=device.scratch)
+            self._runner.enqueue(values, state, [])
             dense = result if result.flags.c_contiguous else np.empty(result.shape, result.dtype)
             self._is_written = dense is result
             copy(queue, dense, c, is_blocking=True)

@@ -62,7 +62,7 @@ class StreamedCall:
             for name in OPERANDS
         }
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
-        self._state = LaunchState(device.context, device.queue, scratch)
+        self._state = LaunchState(device.context, device.queue, scratch, pool=device.scratch)
         self._chunk_bytes = chunk_bytes(schedule.problem.operand_bytes)
         self._copies = Copies(threads, *queues)
         self._arriving: dict[Name, list[BlockCopy | None]] = {name: [] for name in OPERANDS}

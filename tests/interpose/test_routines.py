@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
+from clgemm.interpose.mappings import Mappings
 from helpers import pairwise
 
 from clgemm.dispatch.route import Route
@@ -15,7 +16,6 @@ from clgemm.interpose.account import Tally
 from clgemm.interpose.arguments import Product
 from clgemm.interpose.callbacks import Callback, Reasons
 from clgemm.interpose.entries import ARGUMENTS, Entry
-from clgemm.interpose.mappings import Mappings
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import forks, machine_code, registry
 from clgemm.tuning.measure.verify import random_matrix

@@ -12,7 +12,7 @@ from helpers import GPU, Differences, pairwise, read_scratch, write_scratch
 
 from clgemm.kernels import source
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import Config, Plan, gemm_args
+from clgemm.kernels.family import TICKETS, Config, Plan, gemm_args
 from clgemm.kernels.nv_dmma import estimate, partition
 from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 from clgemm.kernels.nv_dmma.family import NvDmma
@@ -143,13 +143,28 @@ def test_few_tiles_are_cut_along_k():
     c = config(PRECISIONS["d"])
     g = gemm("d", 256, 256, 65536)
     parts, span, slices = cut(g, c).parts, cut(g, c).span, cut(g, c).slices
-    assert parts > 1
+    assert parts > 8
     assert (parts - 1) * span < slices <= parts * span
     plan = FAMILY.plan(H200, g, c)
     assert [step.kernel.name for step in plan.steps] == ["nv_dmma", "nv_dmma_reduce"]
     assert plan.steps[0].global_size[1] == parts
     assert plan.scratch_bytes == parts * 256 * 256 * 8
+    assert not plan.takes_tickets
     assert cut(gemm("d", 256, 256, 64), c).parts == 1
+
+
+def test_few_parts_of_k_are_added_up_within_the_launch():
+    c, g = config(PRECISIONS["d"]), gemm("d", 700, 640, 3000)
+    parts = cut(g, c).parts
+    assert 1 < parts < 8
+    plan = FAMILY.plan(H200, g, c)
+    (step,) = plan.steps
+    assert plan.takes_tickets
+    assert step.args[-1] == "tickets"
+    assert dict(step.kernel.defines)["PARTS"] == 2
+    tiles = step.global_size[0] // step.local_size[0]
+    assert plan.scratch_bytes == parts * tiles * 128 * 64 * 8
+    assert tiles <= TICKETS
 
 
 def test_tiles_that_do_not_come_out_even_are_shared():
@@ -158,11 +173,10 @@ def test_tiles_that_do_not_come_out_even_are_shared():
     found = cut(g, c)
     assert (found.whole, found.shared, found.workers, found.parts) == (0, 200, 2 * 132, 1)
     plan = FAMILY.plan(H200, g, c)
-    assert [step.kernel.name for step in plan.steps] == ["nv_dmma_clear", "nv_dmma"]
-    assert plan.steps[0].global_size[0] >= found.workers
-    assert plan.steps[1].global_size[0] == found.workers * FAMILY.items(c)
+    (step,) = plan.steps
+    assert plan.takes_tickets, "flags"
+    assert step.global_size[0] == found.workers * FAMILY.items(c)
     assert plan.scratch_bytes == (found.partials + found.workers * 128 * 64) * 8
-    assert found.partials >= -(-found.workers // 2), "flags come first"
     assert cut(gemm("d", 128 * 11, 64 * 24, 65536), c).workers == 0, "two for each unit"
     assert cut(gemm("d", 128 * 10, 64 * 20, 64), c).workers == 0, "too little to be shared"
     default = FAMILY.default(H200, PRECISIONS["d"])
@@ -237,7 +251,7 @@ def test_thin_edges_are_strips_of_the_same_launch():
     assert main == g._replace(m=2048, n=2048)
     (step,) = FAMILY.plan(H200, g, default).steps
     assert step.args[0] == gemm_args(g)[0]
-    assert step.args[-2:] == (2048, 2048)
+    assert step.args[-3:] == (2048, 2048, "c")
     tile = dict(step.kernel.defines)
     assert tile["EDGE_THICK"] == 2
     groups = step.global_size[0] // step.local_size[0]

@@ -179,13 +179,14 @@ def check_edges(a, b, c, edge_x, edge_y):
 
 @pytest.fixture
 def short(request, monkeypatch):
-    """Take rows as too long for one kernel that surveys and packs, or as short enough."""
+    """Take rows as too long for one kernel that surveys and packs, few or not, or as short."""
     whether = request.param == "short"
     monkeypatch.setattr(layout, "is_short", lambda _problem: whether)
+    monkeypatch.setattr(layout, "FEW_RECORDS", 1e9 * (request.param == "few"))
     return whether
 
 
-LENGTHS = ("long", "short")
+LENGTHS = ("long", "few", "short")
 
 
 @pytest.mark.parametrize(

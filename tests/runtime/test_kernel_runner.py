@@ -200,7 +200,7 @@ def test_a_queue_s_scratch_is_not_shared_with_launches_that_were_interrupted(dev
     interrupt_after(product, 2)
     with pytest.raises(KeyboardInterrupt):
         product.runner.enqueue((1.0, 0.0, *places, NO_OFFSETS), state, [])
-    assert state.begin([], 4096, counts=False)[1][0] is not scratch
+    assert state.begin([], 4096, counts=False, takes_tickets=False)[1][0] is not scratch
     queue.finish()
 
 

@@ -60,8 +60,8 @@ class Cut:
 
     def plan(self) -> Plan:
         """Lay out the launches; all of a Gram product's C is computed, and then made symmetric."""
-        steps, scratch_bytes, _ = self._product()
-        return Plan((*steps, *mirror(self.traits, self.g)), scratch_bytes)
+        product = self._product()
+        return product._replace(steps=(*product.steps, *mirror(self.traits, self.g)))
 
     def _product(self) -> Plan:
         if self.g.k == 1:

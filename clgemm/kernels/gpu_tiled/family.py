@@ -46,7 +46,7 @@ TILES = (
 BEST: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "s": ((128, 64, 16, 8, 8, 8), {"PACK": 2, "AUTO": 1}),
     "d": ((128, 64, 8, 8, 8, 8), {"PACK": 2}),
-    "c": ((64, 64, 16, 4, 4, 8), {}),
+    "c": ((64, 64, 16, 4, 4, 8), {"AUTO": 1}),
     "z": ((64, 64, 8, 4, 4, 8), {}),
 }
 # The usual design, then what its variants change and why they may win.
@@ -80,7 +80,7 @@ class GpuTiled(KernelFamily):
     name: ClassVar[str] = "gpu_tiled"
     files: ClassVar[tuple[str, ...]] = (
         "gpu_tiled/tile.cl", "gpu_tiled/micro_tile.cl", "gpu_tiled/gemm.cl",
-        "gpu_tiled/pack.cl", "gpu_tiled/sum.cl", "mirror.cl",
+        "gpu_tiled/pack.cl", "gpu_tiled/sum.cl", "nv_ticket.cl", "mirror.cl",
     )  # fmt: skip
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:

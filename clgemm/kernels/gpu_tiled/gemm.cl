@@ -45,7 +45,8 @@
 #define PACKED 0  // 1: slices come from scratch memory, packed by gpu_tile_pack
 #endif
 #ifndef SPLIT
-#define SPLIT 0  // 1: parts of k go to work-groups of their own, products to scratch memory
+#define SPLIT 0  // parts of k go to work-groups of their own, 1: products to scratch memory, of which
+                 // gpu_tile_sum makes C; 2: likewise, and the last part adds them (nv_ticket.cl)
 #endif
 #ifndef WIDE_A
 #define WIDE_A 0  // LOCAL_A = 0: vectors of VW elements of A may be read as one
@@ -76,7 +77,12 @@
 #define CONJ_B g.conj_b
 #endif
 
-#if PACKED || SPLIT
+#if SPLIT == 2
+// The same, and a counter for each macro-tile, zero before the launch and after it.
+__kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
+void gpu_tiled(GEMM_ARGS, __global ELEM *restrict scratch, const long at_b, const long at_c,
+               const int part, __global uint *tickets)
+#elif PACKED || SPLIT
 // at_b, at_c: where packed B and the partial products begin; part: slices of one part of k.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void gpu_tiled(GEMM_ARGS, __global ELEM *restrict scratch, const long at_b, const long at_c,
@@ -89,6 +95,9 @@ void gpu_tiled(GEMM_ARGS)
     __local ELEM tiles[AT_B + STAGES * TILE_B > SUMS ? AT_B + STAGES * TILE_B : SUMS]
         __attribute__((aligned(64)));
     __local ELEM *const tile_a = tiles, *const tile_b = tiles + AT_B;
+#if SPLIT == 2
+    __local int is_last;
+#endif
 
     // Raster: bands of GROUP_M macro-tiles along M, walked along N.
     const int m = g.m, n = g.n, k = g.k;
@@ -265,7 +274,42 @@ void gpu_tiled(GEMM_ARGS)
     }
 #endif
 
-#if SPLIT
+#if SPLIT == 2
+    // A work-item's vectors of VW elements, as it has them, ITEMS vectors apart.
+    const int parts = get_num_groups(2), number = entry * tiles_m * tiles_n + tile;
+    __global VecW *const sums = (__global VecW *)(scratch + at_c) +
+                                (long)number * parts * (MC * NC / VW) + get_local_id(0);
+#define SUM(part, j, u) sums[((part) * (NR / SLICED_K * MR / VW) + (j) * (MR / VW) + (u)) * ITEMS]
+    UNROLL
+    for (int j = 0; j < NR / SLICED_K; j++)
+        UNROLL
+        for (int u = 0; u < MR / VW; u++) {
+            VecW v;
+            UNROLL
+            for (int i = 0; i < VW; i++)
+                v.e[i] = acc[j][u * VW + i];
+            SUM(get_group_id(2), j, u).whole = v.whole;
+        }
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (get_local_id(0) == 0)
+        is_last = is_last_ticket(tickets + number, parts);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (!is_last)
+        return;
+    for (int p = 0; p < parts; p++) {  // in their order, so that results repeat
+        UNROLL
+        for (int j = 0; j < NR / SLICED_K; j++)
+            UNROLL
+            for (int u = 0; u < MR / VW; u++) {
+                VecW v;
+                v.whole = SUM(p, j, u).whole;
+                UNROLL
+                for (int i = 0; i < VW; i++)
+                    acc[j][u * VW + i] = p ? acc[j][u * VW + i] + v.e[i] : v.e[i];
+            }
+    }
+#endif
+#if SPLIT == 1
     const ELEM scale = ELEM_ONE;
     const int beta_is = BETA_ZERO;
     const long ldc = m;

@@ -15,9 +15,16 @@ from clgemm.kernels.family import (
     precision_of,
     round_up,
 )
-from clgemm.kernels.gpu_tiled.tiling import MOST_TURNS, count_tiles, items, most_parts
+from clgemm.kernels.gpu_tiled.tiling import (
+    MOST_TURNS,
+    count_tiles,
+    divides,
+    items,
+    joins,
+    most_parts,
+    vector_width,
+)
 from clgemm.kernels.mirror import mirror
-from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,12 +55,7 @@ KERNEL_FILES: dict[str, tuple[str, ...]] = {
     "gpu_tile_pack": ("gpu_tiled/tile.cl", "gpu_tiled/pack.cl"),
     "gpu_tile_sum": ("gpu_tiled/sum.cl",),
 }
-
-
-def _divides(width: int, itemsize: int, traits: DeviceTraits, *numbers: int) -> bool:
-    """Tell whether all addresses of vectors are multiples of their width."""
-    aligned = ALIGNMENT if traits.unified_memory else width * itemsize
-    return width * itemsize <= aligned and not any(number % width for number in numbers)
+TICKET_FILES = ("nv_ticket.cl", *KERNEL_FILES["gpu_tiled"])
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,19 @@ class Cut:
         parts = -(-self._slices // max(1, self.part))
         at_b, elements_b = self.packed_elements if packed else (0, 0)
         at_c = at_b + elements_b
-        scratch = at_c + (parts * g.m * g.n * g.batch if parts > 1 else 0)
-        steps = [self._gemm(packed, parts, at_b, at_c)]
+        joined = parts > 1 and joins(self.traits, g, self.p, parts)
+        scratch = at_c
+        if joined:
+            scratch += parts * count_tiles(g, self.p) * self.p["MC"] * self.p["NC"]
+        elif parts > 1:
+            scratch += parts * g.m * g.n * g.batch
+        steps = [self._gemm(packed, parts, at_b, at_c, joined=joined)]
         if packed:
             steps.insert(0, self._pack(at_b))
-        if parts > 1:
+        if parts > 1 and not joined:
             steps.append(self._sum(at_c, parts))
         steps += mirror(self.traits, g)
-        return Plan(tuple(steps), scratch * precision_of(g).itemsize)
+        return Plan(tuple(steps), scratch * precision_of(g).itemsize, takes_tickets=joined)
 
     def _spec(self, name: str, more: str, defines: Mapping[str, int]) -> KernelSpec:
         defines = precision_defines(precision_of(self.g)) | dict(defines)
@@ -139,12 +146,7 @@ class Cut:
     @property
     def _vector_width(self) -> int:
         """Width of global reads of the operands where they lie."""
-        g = self.g
-        steps_a = (g.k if g.trans_a else g.m, g.lda, g.stride_a, g.offset_a)
-        steps_b = (g.n if g.trans_b else g.k, g.ldb, g.stride_b, g.offset_b)
-        itemsize, width = precision_of(g).itemsize, self.p["VG"]
-        fits = g.aligned and _divides(width, itemsize, self.traits, *steps_a, *steps_b)
-        return width if fits else 1
+        return vector_width(self.traits, self.g, self.p["VG"])
 
     def _read_defines(self) -> dict[str, int]:
         """Say how operands are read where they lie."""
@@ -164,13 +166,13 @@ class Cut:
         args = (*gemm_args(self.g), "scratch", at_b)
         return Step(spec, (groups * items(self.p),), (items(self.p),), args)
 
-    def _gemm(self, packed: bool, parts: int, at_b: int, at_c: int) -> Step:
+    def _gemm(self, packed: bool, parts: int, at_b: int, at_c: int, *, joined: bool) -> Step:
         g, p, itemsize = self.g, self.p, precision_of(self.g).itemsize
-        steps_c = (g.m,) if parts > 1 else (g.ldc, g.stride_c, g.offset_c)
+        steps_c = (g.m,) if parts > 1 and not joined else (g.ldc, g.stride_c, g.offset_c)
         defines = {name: p[name] for name in TILE_DEFINES + LOOP_DEFINES} | {
             "KU": p["KU"] or p["KC"] // p["SLICED_K"],
             "PACKED": int(packed),
-            "SPLIT": int(parts > 1),
+            "SPLIT": int(parts > 1) + joined,
             "WIDE_C": int(not any(x % p["VW"] for x in steps_c)),
         }
         if packed:
@@ -181,12 +183,16 @@ class Cut:
                 ("WIDE_A", "LOCAL_A", (g.m, g.lda, g.stride_a, g.offset_a)),
                 ("WIDE_B", "LOCAL_B", (g.n, g.ldb, g.stride_b, g.offset_b)),
             ):
-                wide = g.aligned and _divides(p["VW"], itemsize, self.traits, *steps)
+                wide = g.aligned and divides(p["VW"], itemsize, self.traits, *steps)
                 defines[name] = int(wide and not p[tile])
         more_args: tuple[int | str, ...] = ()
         if packed or parts > 1:
             more_args = ("scratch", at_b, at_c, self.part)
-        spec = self._spec("gpu_tiled", "plli" if more_args else "", defines)
+        if joined:
+            more_args += ("tickets",)
+        spec = self._spec("gpu_tiled", "pllip"[: len(more_args)], defines)
+        if joined:
+            spec = spec._replace(files=TICKET_FILES)
         size = (-(-g.m // p["MC"]) * -(-g.n // p["NC"]) * items(self.p), g.batch, parts)
         return Step(spec, size, (items(self.p), 1, 1), gemm_args(g) + more_args)
 

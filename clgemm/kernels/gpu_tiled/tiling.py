@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import precision_of, round_up
+from clgemm.kernels.family import TICKETS, precision_of, round_up
+from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,10 @@ LEAST_PART = 64  # k of a part at least
 # What parts of k cost and save, on an H200; proportions are alike elsewhere.
 JOIN = 5e-6  # seconds of the launch that adds them up, and ...
 MOVED = 1.5e12  # ... bytes a second of them, which are written and read
+TICKET = 2.5e-6  # seconds until the last work-group of a macro-tile knows that it is, and ...
+GATHERED = 1e11  # ... bytes a second of the others' parts that it reads
+LEAST_FENCES = (7, 0)  # compute capability of fences between work-groups
+RATED_UNITS = 132  # compute units of the H200 whose rates are known
 UNIT_RATE = 1.8e11  # multiplications of floats a second, of a compute unit
 BUSY_ITEMS = 256  # of a compute unit: with fewer ones products wait, by the root of what is missing
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of k, that are tried
@@ -34,6 +39,9 @@ USUAL_ITEMS = 128  # below, groups are too small to win by sharing out better
 MOST_DEPTH = 32  # KC of a tile that was cut: fewer barriers for what little lies between them
 TURNS = (2, 3, 8)  # macro-tiles a compute unit from which on `Rated` gives another rate
 LEAST_RATED = 192  # extent of C, and k, from which on large tiles are neither empty nor all edges
+ENDS = 2  # slices that a macro-tile takes longer, for its first one and for its store
+OVERLAP = 4  # the norm that combines what a unit's work-groups have to do with what one waits for
+MORE_PARTS = (1, *PARTS[:4], 5, 7, *PARTS[4:], 10, 14, 20)  # of k, for tiles of `KNOWN`
 
 
 class Rated(NamedTuple):
@@ -61,6 +69,59 @@ RATED: dict[str, tuple[Rated, ...]] = {
 }
 
 
+class Known(NamedTuple):
+    """A tile that reads element by element, and how fast it was on an H200."""
+
+    params: dict[str, int]
+    tflops: float
+    """Of all units, if each has several work-groups."""
+    alone: float
+    """Seconds of a step along k if a unit has one work-group."""
+
+
+def _known(tile: str, tflops: float, nanoseconds: float, **more: int) -> Known:
+    return Known(_rated(tile).params | {"AHEAD": 1} | more, tflops, nanoseconds * 1e-9)
+
+
+SLICED = {"SLICED_K": 4, "AHEAD": 0}
+KNOWN: dict[str, tuple[Known, ...]] = {
+    "s": (
+        _known("128 64 16 8 8 8", 34.6, 30),
+        _known("128 32 16 8 4 8", 35.6, 38),
+        _known("64 64 16 8 4 8", 36.7, 35),
+        _known("64 64 16 4 4 8", 33.2, 35),
+        _known("64 32 32 4 4 8", 32.0, 25),
+        _known("32 64 32 4 4 8", 31.7, 25),
+        _known("32 32 32 4 4 8", 28.0, 22),
+        _known("32 32 32 4 4 8", 23.9, 10, **SLICED),
+    ),
+    "c": (
+        _known("64 64 16 4 4 8", 48.8, 72, AHEAD=0),
+        _known("64 64 8 4 4 8", 43.0, 64),
+        _known("64 32 16 4 4 8", 48.1, 80),
+        _known("32 64 16 4 4 8", 46.7, 59),
+        _known("32 32 32 2 4 8", 44.0, 58),
+        _known("32 32 16 4 4 8", 41.3, 69),
+        _known("32 32 16 4 4 8", 34.0, 28, **SLICED),
+    ),
+}
+"""For operands whose rows start anywhere, where C is small or thin, or k short."""
+
+
+def divides(width: int, itemsize: int, traits: DeviceTraits, *numbers: int) -> bool:
+    """Tell whether all addresses of vectors are multiples of their width."""
+    aligned = ALIGNMENT if traits.unified_memory else width * itemsize
+    return width * itemsize <= aligned and not any(number % width for number in numbers)
+
+
+def vector_width(traits: DeviceTraits, g: Gemm, width: int) -> int:
+    """Return `width` if operands can be read where they lie in vectors of that many, or 1."""
+    steps_a = (g.k if g.trans_a else g.m, g.lda, g.stride_a, g.offset_a)
+    steps_b = (g.n if g.trans_b else g.k, g.ldb, g.stride_b, g.offset_b)
+    itemsize = precision_of(g).itemsize
+    return width if g.aligned and divides(width, itemsize, traits, *steps_a, *steps_b) else 1
+
+
 def local_elements(p: Mapping[str, int]) -> int:
     """Count the elements of local memory that a work-group has."""
     tile_a = p["MC"] * (p["KC"] + p["PAD"]) if p["TURN_A"] else p["KC"] * (p["MC"] + p["PAD"])
@@ -73,9 +134,72 @@ def local_elements(p: Mapping[str, int]) -> int:
 
 def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
     """Give the parameters that a problem runs with: of a tile that suits its size."""
+    if config["AUTO"] and g.precision in KNOWN and _is_small(g):
+        width = vector_width(traits, g, config["VG"])
+        if width == 1 or precision_of(g).is_complex:
+            known = _best_known(traits, g, dict(config.params))
+            if known is not None:
+                return known
     p = _cut(traits, g, config)
     spread = most_parts(traits, g, p) == 1 and min(g.m, g.n, g.k) >= LEAST_RATED
     return _best_rated(traits, g, p) if config["AUTO"] and spread else p
+
+
+def _is_small(g: Gemm) -> bool:
+    """Tell whether large tiles would be few, or panels of operands read too seldom."""
+    return g.k < LEAST_RATED or g.m * g.n < LEAST_RATED * (g.m + g.n)
+
+
+def _best_known(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, int] | None:
+    """Take the tile of `KNOWN`, and the parts of k, with which a problem is done first.
+
+    Such products are not packed: too few macro-tiles would read a panel.
+    """
+    itemsize, multiplications = precision_of(g).itemsize, precision_of(g).multiplications
+    best, least = None, math.inf
+    for tile in KNOWN[g.precision]:
+        q = p | tile.params
+        if (
+            local_elements(q) * itemsize > traits.local_memory
+            or items(q) > traits.max_work_group_size
+        ):
+            continue
+        tiles, area = count_tiles(g, q), q["MC"] * q["NC"]
+        step = area * multiplications * 2 * RATED_UNITS / (tile.tflops * 1e12)
+        for parts in MORE_PARTS:
+            if parts > min(q["SPLIT"], max(1, g.k // LEAST_PART)):
+                continue
+            groups = -(-tiles * parts // traits.compute_units)
+            pace = ((groups * step) ** OVERLAP + tile.alone**OVERLAP) ** (1 / OVERLAP)
+            seconds = (g.k / parts + ENDS * q["KC"]) * pace
+            if parts > 1:
+                seconds += _join_seconds(traits, g, q, parts)[1]
+            if seconds < least:
+                best, least = q | {"PARTS": parts, "PACK": 0}, seconds
+    return best
+
+
+def _join_seconds(
+    traits: DeviceTraits, g: Gemm, p: Mapping[str, int], parts: int
+) -> tuple[bool, float]:
+    """Tell whether the last work-group of a macro-tile adds up its parts, and what adding takes."""
+    launched = _launch_seconds(g, parts)
+    gathered = TICKET + parts * p["MC"] * p["NC"] * precision_of(g).itemsize / GATHERED
+    able = (
+        (traits.compute_capability or (0, 0)) >= LEAST_FENCES
+        and not g.triangle
+        and count_tiles(g, p) <= TICKETS
+    )
+    return (True, gathered) if able and gathered < launched else (False, launched)
+
+
+def _launch_seconds(g: Gemm, parts: int) -> float:
+    return JOIN + parts * g.m * g.n * g.batch * precision_of(g).itemsize / MOVED
+
+
+def joins(traits: DeviceTraits, g: Gemm, p: Mapping[str, int], parts: int) -> bool:
+    """Tell whether the last work-group of a macro-tile adds up its parts, without a launch."""
+    return _join_seconds(traits, g, p, parts)[0]
 
 
 def _best_rated(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, int]:
@@ -140,7 +264,7 @@ def _seconds(
     turns = -(-count_tiles(g, p) * parts // traits.compute_units)
     seconds = turns * g.k * p["MC"] * p["NC"] * reals / parts / UNIT_RATE * slower
     if parts > 1:
-        seconds += JOIN + parts * g.m * g.n * g.batch * precision.itemsize / MOVED
+        seconds += _launch_seconds(g, parts)
     return seconds
 
 
@@ -181,6 +305,8 @@ def most_parts(traits: DeviceTraits, g: Gemm, p: Mapping[str, int]) -> int:
 
     Each part more shortens a work-group's way along k, and moves C once more.
     """
+    if "PARTS" in p:
+        return p["PARTS"]
     wanted = PARTS_ITEMS * traits.compute_units // (count_tiles(g, p) * items(p))
     most = min(p["SPLIT"], wanted, g.k // LEAST_PART)
     if most <= 1:

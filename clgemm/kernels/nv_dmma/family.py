@@ -60,10 +60,10 @@ GEMM_FILES = (
     "nv_dmma/copies.cl",
     "nv_dmma/load.cl",
     "nv_dmma/edges.cl",
+    "nv_ticket.cl",
     "nv_dmma/raster.cl",
     "nv_dmma/gemm.cl",
 )
-CLEAR_FILES = ("nv_dmma/clear.cl",)
 REDUCE_FILES = ("nv_dmma/reduce.cl",)
 
 
@@ -72,7 +72,7 @@ class NvDmma(KernelFamily):
 
     name: ClassVar[str] = "nv_dmma"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *CLEAR_FILES, *REDUCE_FILES, "mirror.cl"))
+        dict.fromkeys((*GEMM_FILES, *PACK_FILES, *REDUCE_FILES, "mirror.cl"))
     )
 
     reals: ClassVar[tuple[str, ...]] = ("double",)
@@ -184,12 +184,10 @@ class NvDmma(KernelFamily):
         steps = [self._gemm(traits, problem, main, fitted, cut)]
         if cut.pack_a or cut.pack_b:
             steps.insert(0, self._pack(main, fitted, cut))
-        if cut.workers:
-            steps.insert(0, self._clear(main, cut))
-        if cut.parts > 1:
+        if cut.parts > 1 and not cut.joins:
             steps.append(self._reduce(main, cut))
         steps += mirror(traits, problem)
-        return Plan(tuple(steps), cut.reals * 8)
+        return Plan(tuple(steps), cut.reals * 8, takes_tickets=cut.takes_tickets)
 
     @staticmethod
     def _pack(g: Gemm, config: Config, cut: Cut) -> Step:
@@ -205,23 +203,18 @@ class NvDmma(KernelFamily):
         spec = _gemm_spec(
             g.precision, config, _layout(g, cut),
             (g.conj_a and not cut.pack_a, g.conj_b and not cut.pack_b),
-            cut.parts > 1, cut.workers > 0, _is_even(g, config, cut), thick,
+            (cut.parts > 1) + cut.joins, cut.workers > 0, _is_even(g, config, cut), thick,
             self._has_bulk_copies(traits),
         )  # fmt: skip
         args = (
             *gemm_args(whole), "scratch" if cut.reals else "c", cut.packed_a, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
             cut.partials, cut.whole, cut.shared, cut.workers, cut.span, g.m, g.n,
+            "tickets" if cut.takes_tickets else "c",
         )  # fmt: skip
         items = self.items(config)
         groups = cut.whole + cut.workers + strips * g.batch
         return Step(spec, (groups * items, cut.parts), (items, 1), args)
-
-    @staticmethod
-    def _clear(g: Gemm, cut: Cut) -> Step:
-        spec = _spec("nv_dmma_clear", CLEAR_FILES, g.precision, {}, "pi")
-        args = (*gemm_args(g), "scratch", cut.workers)
-        return Step(spec, (round_up(cut.workers, PACK_ITEMS),), (PACK_ITEMS,), args)
 
     @staticmethod
     def _reduce(g: Gemm, cut: Cut) -> Step:
@@ -264,7 +257,7 @@ def _pack_spec(precision: str, config: Config, layout: Layout) -> KernelSpec:
 
 @lru_cache(maxsize=256)
 def _gemm_spec(
-    precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], partial: bool,
+    precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], parts: int,
     shared: bool, even: bool, thick: int, newest: bool,
 ) -> KernelSpec:  # fmt: skip
     is_complex = PRECISIONS[precision].is_complex
@@ -273,11 +266,11 @@ def _gemm_spec(
     defines |= {
         "CONJ_A": int(is_complex and conj[0]),
         "CONJ_B": int(is_complex and conj[1]),
-        "PARTS": int(partial),
+        "PARTS": parts,
         "SHARED": int(shared),
         "EVEN": int(even),
         "EDGE_THICK": thick,
         "MMA_ROWS": 16 if newest else 8,
         "TRY_WAIT": int(newest),
     }
-    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliiiiii")
+    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliiiiiip")

@@ -34,6 +34,10 @@
 // sum.  Nobody waits before having set a flag, so one worker after the other gets done even if few of
 // them run at a time.  (Stream-K: Osama, Merrill, Cecka, Garland, Owens, PPoPP 2023.)
 //
+// K cut in parts (PARTS = 2): each part's work-group leaves its accumulators in scratch and takes a
+// ticket of its macro-tile; who gets the last one adds the parts, in their order, and stores the sum.
+// Nobody waits.  Both flags and tickets are zeros again when the launch ends.
+//
 // Everything is exact fused multiply-add in double precision, in an order that depends on nothing
 // but the configuration and the sizes: results repeat bit by bit.  A complex product is four real
 // ones, as one real product of twice the rows and twice the depth.
@@ -164,9 +168,9 @@ INLINE void store_two(__global ELEM *c, int rows, double2 ab, ELEM alpha, ELEM b
 {
 #if IS_COMPLEX
     if (rows > 0)
-        elem_store(c, PARTS ? ab : elem_mul(alpha, ab), beta, beta_is);
+        elem_store(c, PARTS == 1 ? ab : elem_mul(alpha, ab), beta, beta_is);
 #else
-    if (!PARTS)
+    if (PARTS != 1)
         ab *= alpha;
     if (wide && rows > 1) {
         __global double2 *pair = (__global double2 *)c;
@@ -194,9 +198,9 @@ INLINE int column_of(int g, int second)
 INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
 {
 #if IS_COMPLEX
-    *c = PARTS ? ab : elem_mul(alpha, ab);
+    *c = PARTS == 1 ? ab : elem_mul(alpha, ab);
 #else
-    if (!PARTS)
+    if (PARTS != 1)
         ab *= alpha;
     if (wide) {
         *(__global double2 *)c = ab;
@@ -235,7 +239,7 @@ INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
     }
 #define ACC acc[f / FRAGS_A][f % FRAGS_A][e / 4][e % 4]
 
-// packed_a, packed_b and partials count real numbers from the start of scratch, where the flags are;
+// packed_a, packed_b and partials count real numbers from the start of scratch;
 // per_a and per_b are how many panels an entry of the stack has (0: all entries share them).
 // The second dimension of the launch are the parts of K, `span` slices each, of which
 // nv_dmma/reduce.cl makes C.  Macro-tiles cover main_m rows and main_n columns; if that is not all,
@@ -243,10 +247,14 @@ INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long packed_b,
              const int per_a, const int per_b, const long partials, const int whole_tiles,
-             const int shared_tiles, const int workers, const int span, const int main_m, const int main_n)
+             const int shared_tiles, const int workers, const int span, const int main_m, const int main_n,
+             __global uint *tickets)
 {
     __local double2 tiles[TILES] __attribute__((aligned(128)));
     __local ulong barriers[2 * STAGES];  // full ones, then empty ones
+#if PARTS == 2
+    __local int is_last;
+#endif
     const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
 
     const int m = main_m, n = main_n, k = g.k;
@@ -388,24 +396,43 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 
 #if SHARED
     __global double *partial = (__global double *)scratch + partials + item;
-    __global uint *ready = (__global uint *)scratch;
     if (START > 0) {
         partial += (long)WORKER * (MC * NC * CE);
         EACH(partial[at] = ACC)
         barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
         if (item == 0)
-            set_ready(ready + WORKER);
+            set_ready(tickets + WORKER);
     } else {
     for (int peer = WORKER + 1, missing = total - SLICES; missing > 0; peer++) {
-        wait_ready(ready + peer);
+        wait_ready(tickets + peer);
         __global const double *part = partial + (long)peer * (MC * NC * CE);
         EACH(ACC += part[at])
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (item == 0)
+            tickets[peer] = 0;  // nobody else looks at it
         missing -= piece_start(shared, workers, peer + 1) - piece_start(shared, workers, peer);
     }
 #else
     {
 #endif
-#if PARTS
+#if PARTS == 2
+    __global double *partial = (__global double *)scratch + partials + item;
+    partial += (long)number * get_num_groups(1) * (MC * NC * CE);
+    __global double *mine = partial + get_group_id(1) * (MC * NC * CE);
+    EACH(mine[at] = ACC)
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (item == 0)
+        is_last = is_last_ticket(tickets + number, get_num_groups(1));
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (!is_last)
+        return;
+    EACH(ACC = partial[at])
+    for (int part = 1; part < get_num_groups(1); part++) {
+        partial += MC * NC * CE;
+        EACH(ACC += partial[at])
+    }
+#endif
+#if PARTS == 1
     const long ld = m;
     const int beta_is = BETA_ZERO;
     __global ELEM *to = (__global ELEM *)(scratch + partials);

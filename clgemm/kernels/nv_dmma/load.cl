@@ -10,7 +10,7 @@
 #define WK 1  // warps that share the depth of a slice
 #endif
 #ifndef PARTS
-#define PARTS 0  // 1: K is cut; what is stored are partial products, into scratch
+#define PARTS 0  // K is cut; 1: a part's products are stored in scratch; 2: its last part adds them
 #endif
 #ifndef SHARED
 #define SHARED 0  // 1: some macro-tiles are shared between work-groups, see nv_dmma/gemm.cl

@@ -64,7 +64,6 @@ class Cut(NamedTuple):
     """Entries of the stack that A has panels for: one if all share it."""
     entries_b: int
     packed_a: int
-    """Where A's panels start, behind the flags of shared macro-tiles."""
     packed_b: int
     partials: int
     whole: int
@@ -75,8 +74,15 @@ class Cut(NamedTuple):
     """Parts of K; 1: K is whole."""
     span: int
     """Slices of a part."""
+    joins: bool
+    """Whether the last part of a macro-tile adds them all up, without another launch."""
     reals: int
     """Scratch."""
+
+    @property
+    def takes_tickets(self) -> bool:
+        """Whether work-groups meet at tickets or flags."""
+        return self.joins or self.workers > 0
 
 
 def without_edges(g: Gemm, config: Config) -> Gemm:
@@ -187,14 +193,17 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config, beside: Strips = NO_STRIP
     way = best_way(traits.compute_units, g, tile, shares=bool(shares), strips=beside)
     span = -(-slices // way.parts)
     parts = -(-slices // max(1, span))
-    packed_a = round_up(way.workers, 32)
+    packed_a = 0
     packed_b = packed_a + reals_a * pack_a
     partials = packed_b + reals_b * pack_b
     reals = partials + way.workers * mc * ce * nc
-    if parts > 1:
-        reals += round_up(parts * g.batch * g.m * g.n * ce, 2)
     whole = way.whole if way.workers else tiles_m * tiles_n * g.batch
+    joins = parts > 1 and way.joins
+    if joins:
+        reals += parts * whole * mc * ce * nc
+    elif parts > 1:
+        reals += round_up(parts * g.batch * g.m * g.n * ce, 2)
     return Cut(
         tiles_m, tiles_n, slices, pack_a, pack_b, entries_a, entries_b,
-        packed_a, packed_b, partials, whole, way.shared, way.workers, parts, span, reals,
+        packed_a, packed_b, partials, whole, way.shared, way.workers, parts, span, joins, reals,
     )  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SLICE = 64  # reals of k
 RECORD_ROWS = 32
 SHORT_RECORD_ROWS = 8
+FEW_RECORDS = 0.55  # a worker: fewer work-groups of that many rows would read too little at a time
 SHORT_DEPTH = 2048  # reals of a row that is short: a record's rows fit the local memory
 SHORT_REALS = 2**22  # of both operands, if one kernel shall survey and pack
 ALIGNMENT = 256  # bytes, of every part of the scratch
@@ -195,7 +196,8 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
     whole, _ = share(problem, tile, workers)
     short = is_short(problem)
-    record_rows = SHORT_RECORD_ROWS if short else RECORD_ROWS
+    few = (rows_x + rows_y // ce) // RECORD_ROWS < FEW_RECORDS * workers
+    record_rows = SHORT_RECORD_ROWS if short or few else RECORD_ROWS
     places: list[int] = []
     end = 0
     for size in (

@@ -36,7 +36,7 @@
 #define WIDE (4 / CE)  // elements in 16 bytes
 
 #ifndef RECORD_ROWS
-#define RECORD_ROWS 32  // of elements; 8 if rows are short
+#define RECORD_ROWS 32  // of elements; 8 if rows are short, or few
 #endif
 #define TOP_NONE (-1000)      // no element differs from zero
 #define TOP_NOT_FINITE 4000   // greater than any limit, whatever is added

@@ -10,6 +10,7 @@
 #define SURVEY_ITEMS 1024
 #define LINE_VECTORS (RECORD_ROWS / WIDE)   // across rows: work-items that read a line
 #define LINES (SURVEY_ITEMS / LINE_VECTORS)  // and lines they read at a time
+#define LANES (SURVEY_ITEMS / RECORD_ROWS)  // along a row, or for what was seen of it: 32 or more
 #define UNDER_WAY 4                         // loads of a work-item
 
 #ifndef EDGE_X
@@ -80,7 +81,7 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
     __local uint2 lines[RECORD_ROWS * (LINES + 1)];
     __local int2 marks[RECORD_ROWS];
     __local ELEM edge[EDGE ? EDGE_DEPTH : 1] __attribute__((aligned(16)));
-    const int item = get_local_id(0), mine = item / 32, lane = item % 32;
+    const int item = get_local_id(0), mine = item / LANES, lane = item % LANES;
     int record = get_group_id(0);
     const int is_y = record >= s.copies_x * records_of(&s, 0);
     record -= is_y ? s.copies_x * records_of(&s, 0) : 0;
@@ -124,7 +125,7 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
                     wide && o.rows - row0 - row >= WIDE ? depth : 0, 1, o.rows - row0 - row, 0,
                     o.conj, edge);
         else if (row0 + mine < o.rows)
-            look_at(&seen, o.x + (row0 + mine) * o.ld + p0, WIDE, lane, 32,
+            look_at(&seen, o.x + (row0 + mine) * o.ld + p0, WIDE, lane, LANES,
                     (depth + WIDE - 1) / WIDE, wide ? depth / WIDE : 0, 0, depth, WIDE, o.conj,
                     edge);
     }
@@ -135,12 +136,21 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
         barrier(CLK_LOCAL_MEM_FENCE);
         seen.range[0] = NOTHING;
         UNROLL
-        for (int i = 0; i < LINES; i += 32)
+        for (int i = 0; i < LINES; i += LANES)
             seen.range[0] = seen_both(seen.range[0], lines[mine * (LINES + 1) + i + lane]);
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     lines[mine * (LINES + 1) + lane] = seen.range[0];
     barrier(CLK_LOCAL_MEM_FENCE);
+    if (LANES > 32) {  // 32 of them take in the others
+        if (lane < 32) {
+            UNROLL
+            for (int i = 32; i < LANES; i += 32)
+                seen.range[0] = seen_both(seen.range[0], lines[mine * (LINES + 1) + i + lane]);
+            lines[mine * (LINES + 1) + lane] = seen.range[0];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
 
     if (item < RECORD_ROWS && !both_edges) {
         uint2 all = NOTHING;
@@ -169,12 +179,21 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
         barrier(CLK_LOCAL_MEM_FENCE);
         seen.dot[0] = (ELEM)(0);
         UNROLL
-        for (int i = 0; i < LINES; i += 32)
+        for (int i = 0; i < LINES; i += LANES)
             seen.dot[0] += dots[mine * (LINES + 1) + i + lane];
         barrier(CLK_LOCAL_MEM_FENCE);
     }
     dots[mine * (LINES + 1) + lane] = seen.dot[0];
     barrier(CLK_LOCAL_MEM_FENCE);
+    if (LANES > 32) {
+        if (lane < 32) {
+            UNROLL
+            for (int i = 32; i < LANES; i += 32)
+                seen.dot[0] += dots[mine * (LINES + 1) + i + lane];
+            dots[mine * (LINES + 1) + lane] = seen.dot[0];
+        }
+        barrier(CLK_LOCAL_MEM_FENCE);
+    }
     if (meets_edge && item < RECORD_ROWS && row0 + item < o.rows) {
         ELEM sum = (ELEM)(0);
         UNROLL
