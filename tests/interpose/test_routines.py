@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-from clgemm.interpose.mappings import Mappings
 from helpers import pairwise
 
 from clgemm.dispatch.route import Route
@@ -18,6 +17,7 @@ from clgemm.interpose.callbacks import Callback, Reasons
 from clgemm.interpose.entries import ARGUMENTS, Entry
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import forks, machine_code, registry
+from clgemm.runtime.mappings import Mappings
 from clgemm.tuning.measure.verify import random_matrix
 
 pytestmark = pytest.mark.skipif(

@@ -127,7 +127,7 @@ def test_calls_of_all_threads_are_counted(paths):
 
 
 def test_code_is_never_writable(paths):
-    from clgemm.interpose.mappings import Mappings  # noqa: PLC0415 - reads /proc
+    from clgemm.runtime.mappings import Mappings  # noqa: PLC0415 - reads /proc
 
     call = Placed(paths, by_value=True, wide=True, least=0)
     mappings = Mappings()

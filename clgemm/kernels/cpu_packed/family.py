@@ -252,7 +252,7 @@ class CpuPacked(KernelFamily):
         rows, half = round_up(g.m, p["VW"]), max(1, p["NR"] // 2)
         columns = round_up(g.n, half)
         panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
-        packed = g.m * self.packs_a(g) + g.n * self.packs_b(g, config)
+        packed = g.m + (g.n if self.packs_b(g, config) else 0)
         share = min(1.0, (g.n + p["MR"]) / (2 * g.n)) if g.triangle else 1.0
         return Costs(
             1,
