@@ -663,7 +663,7 @@ def slowly(*args):
     said.wait()
     time.sleep(0.3)
     program = compiled(*args)
-    print("built")
+    sys.stdout.write("built\\n")  # at once: this thread may be ended between two writes
     return program
 def copy_slowly(*args, **more):  # called by pyopencl
     began.set()
@@ -678,7 +678,7 @@ def get():
     x = clgemm.matmul(*[clgemm.to_device(wide[:300, :300])] * 2)
     pyopencl.enqueue_copy = copy_slowly
     x.get()
-    print("brought")
+    sys.stdout.write("brought\\n")  # at once: this thread may be ended between two writes
     clgemm.to_device(small)
     print("a copy that nobody waits for")
 """
