@@ -25,6 +25,7 @@ that spins for a short time, sleeps and is woken may wait for 10 ms until it has
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
 import time
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from clgemm.host.openblas import OpenBlas
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "OPENBLAS_THREAD_TIMEOUT"
 PARKED_SECONDS, PARKED_FLOPS = 5e-5, 5e6
@@ -167,7 +170,11 @@ class _Workers:
 
     def _look(self, library: OpenBlas, count: int, until: float) -> WorkerThreads | None:
         """Find so many threads of a library, or more, as soon as they sleep."""
-        memory = Mappings().library_around(library.address)
+        try:
+            memory = Mappings().library_around(library.address)
+        except OSError as error:
+            log.debug("which threads are OpenBLAS' own is not known: %s", error)
+            return None
         while len(threads := waiting_in(memory)) < count:
             if time.monotonic() >= until:
                 return None

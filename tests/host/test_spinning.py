@@ -145,6 +145,18 @@ assert spinning.stop()
 
 
 @pytest.mark.process
+def test_where_the_system_does_not_tell_whose_threads_they_are_none_is_parked(parks):
+    run("""
+spinning._workers.__init__()
+def gone():
+    raise FileNotFoundError("/proc/self/maps")
+spinning.Mappings = gone
+assert not spinning.stop()
+assert (clgemm.matmul(a, a) == 600).all()
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
 def test_threads_that_cannot_be_known_yet_are_not_waited_for_again(parks):
     run("""
 spinning._workers.__init__()
