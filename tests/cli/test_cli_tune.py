@@ -69,7 +69,8 @@ def test_tune_stores_and_shows_what_it_found(device, capsys):
     assert str(lookup.store_for(device.traits).path) in out
     asked = {"800 x 800 x 32", "90 x 90 x 90", "30 x 90 x 90"}
     timed = [set(trial["seconds"]) for trial in entry["trials"] if trial["status"] == "ok"]
-    assert set().union(*timed) == asked, "the search goes by these"
+    assert timed[0] <= asked, "the search goes by these"
+    assert set().union(*timed) >= asked
     assert set(entry["shapes"]) == asked | set(shapes.standard(512))
     assert set(entry["variants"][0]["seconds"]) >= asked
     assert engines.of(device).parameters.known("s").origin.startswith("tuned")
