@@ -23,4 +23,4 @@ def test_results_are_right_and_memory_flat_under_load(device, kind, monkeypatch)
     monkeypatch.setenv("CLGEMM_DEVICE", device.traits.platform)
     command = [sys.executable, str(PROGRAM), *KINDS[kind].split()]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (run.returncode, run.stderr) == (0, ""), run.stdout
+    assert (run.returncode, run.stderr) == (0, ""), run.stdout + run.stderr
