@@ -152,9 +152,10 @@ def test_no_more_threads_are_busy_than_allowed(device, setup, variables):
         pytest.skip("the system has no affinity of processes")
     if "threadpool" in setup:
         pytest.importorskip("threadpoolctl")
-    # The least of some: a driver's thread that was woken once may spin for a moment.
+    # The least of some: a driver's thread looks for work for a moment after each launch, which is
+    # up to 0.3 of a core in a row of products; two threads that compute are 1.9.
     share = "share = min(busy() for _ in range(4))"
-    check = f"{share}\nassert threads.limit() == 1\nassert share < 1.3, share"
+    check = f"{share}\nassert threads.limit() == 1\nassert share < 1.5, share"
     program = f"{BUSY}\n{setup}\n{check}"
     run = run_python(
         program, CLGEMM_ROUTE="device", CLGEMM_TUNE="off",
