@@ -28,10 +28,8 @@ BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes
 CLEAR = 1.25  # times as long as the other, in two blocks of each: there are no more then
 MOST_RUNS = 12  # of a block
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
-WAITS, WAITING_SECONDS = (
-    4.0,
-    1e-2,
-)  # times as long as usual: it waits for a core; and of them in all
+WAITS = 4.0  # times as long as usual: a run waits for a core, ...
+WAITING_SECONDS = 1e-2  # ... and for so long there are more of them
 WARM_SECONDS = 2e-4  # of runs before them, one at least: threads wake up
 PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take

@@ -25,7 +25,6 @@ that spins for a short time, sleeps and is woken may wait for 10 ms until it has
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import threading
 import time
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from clgemm.host.openblas import OpenBlas
-
-log = logging.getLogger(__name__)
 
 VARIABLE = "OPENBLAS_THREAD_TIMEOUT"
 PARKED_SECONDS, PARKED_FLOPS = 5e-5, 5e6
@@ -172,8 +169,7 @@ class _Workers:
         """Find so many threads of a library, or more, as soon as they sleep."""
         try:
             memory = Mappings().library_around(library.address)
-        except OSError as error:
-            log.debug("which threads are OpenBLAS' own is not known: %s", error)
+        except OSError:  # the system does not tell; nothing is logged, for calls may hold locks
             return None
         while len(threads := waiting_in(memory)) < count:
             if time.monotonic() >= until:

@@ -12,6 +12,7 @@ import numpy as np
 
 from clgemm.dispatch.route import TIE
 from clgemm.dispatch.times import HALF
+from clgemm.runtime.idle import IdleTimer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 
 MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
 FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
-MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one
+MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one, ...
+KEPT_SECONDS = 10.0  # ... that comes by then
 
 _kept: list[NDArray[Any]] = []
+_rest = IdleTimer(KEPT_SECONDS, _kept.clear)
 
 
 def whole(call: Call) -> Call:
@@ -119,3 +122,4 @@ def keep(product: NDArray[Any]) -> None:
     base = product.base
     if isinstance(base, np.ndarray) and base.nbytes <= MOST_KEPT:
         _kept[:] = [base]
+        _rest.touch()

@@ -272,6 +272,7 @@ class KernelRunner:
         except BaseException:
             # Launches may still write what the caller is about to free.
             self._cancel(cell)
+            pool.drop_tickets()
             interrupt.drain(device.queue, (values, scratch))
             raise
 

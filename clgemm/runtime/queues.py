@@ -103,6 +103,8 @@ class LaunchState:
         self._scratch = None
         self._counters = None
         self._tickets = None
+        if self._pool is not None:
+            self._pool.drop_tickets()
 
 
 class QueueState(LaunchState):

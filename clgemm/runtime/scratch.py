@@ -122,6 +122,10 @@ class ScratchPool:
             self._tickets = zero_tickets(self._context, queue)[0], queue
         return self._tickets[0]
 
+    def drop_tickets(self) -> None:
+        """Have later launches take fresh zeros: one has failed, which may not have left any."""
+        self._tickets = (None, None)
+
     def cancel(self, cell: int | None = None) -> None:
         """Let the launch with a `counter` end early, or every launch; what it computes is void."""
         if cell is None:

@@ -17,6 +17,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,10 @@ def waiting_in(memory: range) -> frozenset[int]:
     """
     found = set()
     for thread in of_process() - _of_python():
-        try:
-            call, *where = (_TASKS / str(thread) / "syscall").read_text(encoding="ascii").split()
-        except (OSError, ValueError) as error:  # it has ended, or is between two states
-            log.debug("what thread %d waits for is not known: %s", thread, error)
-            continue
-        if call == _FUTEX and int(where[0], 16) in memory:
-            found.add(thread)
+        with suppress(OSError):  # it has ended, or the system does not tell
+            call = (_TASKS / str(thread) / "syscall").read_text(encoding="ascii").split()
+            if call[:1] == [_FUTEX] and int(call[1], 16) in memory:
+                found.add(thread)
     return frozenset(found)
 
 

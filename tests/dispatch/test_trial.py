@@ -119,6 +119,23 @@ def test_beyond_the_budget_what_is_short_and_not_predicted_is_the_hosts(trials, 
     assert not calls
 
 
+def test_a_device_is_timed_while_the_host_s_idle_threads_sleep(trials, clock, monkeypatch):
+    """As it is in most programs; a host's threads look for work for a while after its block."""
+    asleep, seen = [], {HOST: set(), DEVICE: set()}
+    monkeypatch.setattr(trial.spinning, "stop", lambda: asleep.append(1) or True)
+    monkeypatch.setattr(trial.spinning, "go_on", asleep.clear)
+    monkeypatch.setattr(trial, "_is_near_in_turn", lambda *_: True)
+
+    def side(name, seconds):
+        seen[name].add(bool(asleep))
+        clock.now += seconds
+
+    both = trial.Sides(lambda: side(HOST, 0.002), lambda: side(DEVICE, 0.001))
+    assert trials.settle("kind", NEAR, lambda: both).where == DEVICE
+    assert seen == {HOST: {False}, DEVICE: {True}}
+    assert not asleep
+
+
 def test_threads_find_the_same(trials, clock):
     """One of them tries, and the others wait for it."""
     calls, sides_of = sides(clock, 0.002, 0.001)

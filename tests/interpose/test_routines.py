@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import time
 
 import numpy as np
 import pytest
-from helpers import pairwise
+from helpers import PATIENCE, pairwise
 
 from clgemm.dispatch.route import Route
 from clgemm.interpose import callbacks, slots, stub, triangles
@@ -245,6 +246,16 @@ def test_memory_beside_c_is_used_again_by_one_call_at_a_time():
     larger = np.empty((1, triangles.MOST_KEPT + 1), np.uint8)
     triangles.keep(triangles.memory(larger))
     assert triangles.memory(c).base.nbytes == c.nbytes, "too large to be kept"
+
+
+def test_memory_beside_c_is_given_back_when_no_call_comes(monkeypatch):
+    monkeypatch.setattr(triangles._rest, "_seconds", 0.05)
+    triangles.keep(triangles.memory(np.empty((50, 50))))
+    assert triangles._kept
+    until = time.monotonic() + PATIENCE
+    while triangles._kept and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not triangles._kept
 
 
 def product(part, routine="syrk"):

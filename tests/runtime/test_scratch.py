@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import clgemm
+from clgemm.kernels.family import TICKETS
 from clgemm.runtime import registry, scratch
+from clgemm.runtime.opencl import cl
 
 SMALL, BIG = 8192, 1 << 20
 
@@ -75,3 +77,14 @@ def test_small_scratch_is_kept(device, monkeypatch):
     pool.release(piece)
     time.sleep(0.05)
     assert pool._idle == [piece]
+
+
+def test_tickets_are_zeros_that_launches_share_until_one_fails(device):
+    pool = pool_of(device)
+    tickets = pool.tickets(device.queue)
+    assert pool.tickets(device.queue) is tickets
+    found = np.ones(TICKETS, np.uint32)
+    cl.enqueue_copy(device.queue, found, tickets)
+    assert not found.any()
+    pool.drop_tickets()
+    assert pool.tickets(device.queue) is not tickets
