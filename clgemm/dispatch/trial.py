@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 NEAR = 2.5  # times as long as the other: what is further apart is believed
-LONGEST = 5e-3  # seconds on the faster side: of longer products predictions err less
+LONGEST = 2e-2  # seconds on the faster side: of longer products predictions err less
 BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes it slower
-CLEAR = 1.25  # times as long as the other, in two blocks of each: there are no more then
+CLEAR = 1.5  # times as long as the other, in two blocks of each: there are no more then
 MOST_RUNS = 12  # of a block
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
 WAITS = 4.0  # times as long as usual: a run waits for a core, ...
 WAITING_SECONDS = 1e-2  # ... and for so long there are more of them
-WARM_SECONDS = 2e-4  # of runs before them, one at least: threads wake up
+WARM_SECONDS = 2e-4  # of runs before them, one at least, in which threads wake up, ...
+LONG = 2e-3  # ... but for runs of so many seconds, of which that is a small part
+FIRST_SECONDS = 1e-2  # of the device's first runs in a process, which take thrice as long
 PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take
+FREE_BUILDS, SHARE_OF_BUILDS = 1.0, 0.1  # the same for the kernels that they need
 MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
 GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
@@ -61,7 +64,8 @@ class Trials:
     def __init__(self) -> None:
         self._found: dict[Hashable, Route] = {}
         self._lock = reentry.CheckedLock()
-        self._spent = 0.0
+        self._spent = self._spent_on_builds = 0.0
+        self._awake = False
 
     def settle(
         self,
@@ -94,10 +98,7 @@ class Trials:
             return found or predicted
         with self._lock():  # two threads find the same
             if kind not in self._found:
-                expected = 2 * BLOCKS * PAUSE + max(
-                    2 * BLOCKS * (host + device), 2 * BLOCKS * (WARM_SECONDS + BLOCK_SECONDS)
-                )
-                if self._may_spend(expected):
+                if self._may_spend(_expected(host) + _expected(device)):
                     self._found[kind] = self._try(predicted, sides, min(host, device))
                 elif predicted.host_seconds is None and host < SHORT:
                     self._found[kind] = predicted._replace(where=HOST, why=UNTRIED)
@@ -106,14 +107,19 @@ class Trials:
             return self._found[kind]
 
     def _may_spend(self, seconds: float) -> bool:
-        return self._spent + seconds <= FREE + SHARE * (time.monotonic() - _begun)
+        """Tell whether there is time for a trial; kernels are built once a machine."""
+        age = time.monotonic() - _begun
+        builds = FREE_BUILDS + SHARE_OF_BUILDS * age
+        return self._spent + seconds <= FREE + SHARE * age and self._spent_on_builds <= builds
 
     def _try(self, predicted: Route, sides: Callable[[], Sides], usual: float) -> Route:
-        start = time.perf_counter()
+        begun = start = time.perf_counter()
         faster: Literal["host", "device"]
         try:
             with np.errstate(all="ignore"):
                 found = sides()
+                start = time.perf_counter()
+                self._wake(found.device)
                 host, device = _alone(found, usual)
                 gain = SHORT_GAIN if host < SHORT else GAIN
                 faster, why = HOST, "tried: the host is faster"
@@ -122,8 +128,23 @@ class Trials:
                     if device < LONGEST_TURN and not _is_near_in_turn(found, host, device, gain):
                         faster, why = HOST, "tried: the host is faster where both take turns"
         finally:
+            self._spent_on_builds += start - begun
             self._spent += time.perf_counter() - start
         return predicted._replace(where=faster, why=why, host_seconds=host, device_seconds=device)
+
+    def _wake(self, compute: Callable[[], object]) -> None:
+        """Have the device's threads begin before its first trial in this process."""
+        until = time.perf_counter() + FIRST_SECONDS
+        with spinning.stopped():
+            while not self._awake and time.perf_counter() < until:
+                compute()
+        self._awake = True
+
+
+def _expected(seconds: float) -> float:
+    """Tell how long one side of a trial takes, of a product of so many seconds."""
+    runs = seconds if seconds >= LONG else max(2 * seconds, WARM_SECONDS + BLOCK_SECONDS)
+    return BLOCKS * (PAUSE + runs)
 
 
 def _alone(sides: Sides, usual: float) -> tuple[float, float]:
@@ -148,10 +169,11 @@ def _block(compute: Callable[[], object], usual: float) -> float:
     have, there are more.
     """
     time.sleep(PAUSE)
-    start = time.perf_counter()
-    compute()
-    while time.perf_counter() - start < WARM_SECONDS:
+    if usual < LONG:
+        start = time.perf_counter()
         compute()
+        while time.perf_counter() - start < WARM_SECONDS:
+            compute()
     found: list[float] = []
     spent = 0.0
     while not found or (

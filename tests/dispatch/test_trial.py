@@ -30,6 +30,7 @@ def clock(monkeypatch):
         perf_counter=lambda: found.now, monotonic=lambda: found.now, sleep=lambda _: None
     )
     monkeypatch.setattr(trial, "time", stopped)
+    monkeypatch.setattr(trial, "_begun", found.now)
     return found
 
 
@@ -37,6 +38,7 @@ def clock(monkeypatch):
 def trials(monkeypatch):
     monkeypatch.setattr(trial, "FREE", 1e9)
     monkeypatch.setattr(trial, "WARM_SECONDS", 0)
+    monkeypatch.setattr(trial, "FIRST_SECONDS", 0)
     monkeypatch.setattr(trial, "WAITS", 1e9)
     return trial.Trials()
 
@@ -75,7 +77,7 @@ def test_the_faster_one_is_found_once(trials, clock, seconds, where):
         Route(HOST, "a rule"),
         Route(HOST, "far", 1e-4, 1e-3),
         Route(DEVICE, "far", 1e-3, 1e-4),
-        Route(DEVICE, "long", 2e-2, 1.9e-2),
+        Route(DEVICE, "long", 3e-2, 2.9e-2),
     ],
     ids=["rule", "slower device", "faster device", "long"],
 )
@@ -134,6 +136,45 @@ def test_a_device_is_timed_while_the_host_s_idle_threads_sleep(trials, clock, mo
     assert trials.settle("kind", NEAR, lambda: both).where == DEVICE
     assert seen == {HOST: {False}, DEVICE: {True}}
     assert not asleep
+
+
+def test_the_first_trial_wakes_the_device_s_threads(trials, clock, monkeypatch):
+    """The first runs of a process take much longer than later ones, whatever they compute."""
+    monkeypatch.setattr(trial, "FIRST_SECONDS", 1e-2)
+    slow = iter([5e-3, 4e-3, 3e-3])
+
+    def by_host():
+        clock.now += 1e-3
+
+    def by_device():
+        clock.now += 5e-4 + next(slow, 0)
+
+    found = trials.settle("kind", NEAR, lambda: trial.Sides(by_host, by_device))
+    assert (found.where, found.device_seconds) == (DEVICE, pytest.approx(5e-4))
+
+
+def test_kernels_are_built_for_trials_within_a_budget_of_their_own(trials, clock, monkeypatch):
+    monkeypatch.setattr(trial, "FREE", 0.1)
+    monkeypatch.setattr(trial, "SHARE", 0)
+    monkeypatch.setattr(trial, "SHARE_OF_BUILDS", 0)
+    calls, sides_of = sides(clock, 2e-3, 1e-3)
+
+    def built():
+        clock.now += 0.6 * trial.FREE_BUILDS
+        return sides_of()
+
+    assert trials.settle("first", NEAR, built).where == DEVICE, "it takes no time of trials"
+    assert trials.settle("second", NEAR, built).where == DEVICE
+    count = len(calls)
+    assert trials.settle("third", NEAR, built) is NEAR
+    assert len(calls) == count
+
+
+def test_a_long_run_wakes_threads_itself(trials, clock):
+    calls, both = sides(clock, 9e-3, 4e-3)
+    near = Route(HOST, "near", 8e-3, 7e-3)
+    assert trials.settle("kind", near, both).where == DEVICE
+    assert calls == [HOST, DEVICE] * 2
 
 
 def test_threads_find_the_same(trials, clock):
@@ -205,6 +246,7 @@ def near(device, monkeypatch):
         pytest.skip("only on CPU devices both sides are tried")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     monkeypatch.setattr(trial, "FREE", 1e9)
+    monkeypatch.setattr(trial, "FREE_BUILDS", 1e9)
     monkeypatch.setattr(BreakEven, "host_seconds", lambda *_: 1.0e-3)
     monkeypatch.setattr(BreakEven, "device_seconds", lambda *_: 1.1e-3)
     found = engines.of(device)
