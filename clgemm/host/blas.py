@@ -25,6 +25,8 @@ LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to s
 _MATRIX = 2  # axes
 OUTER = 1 << 17
 """Elements of an outer product that is worth the time to load SciPy's BLAS."""
+ONE_THREAD = {False: 1 << 18, True: 1 << 15}
+"""Multiplications of real and of complex numbers up to which OpenBLAS starts no other thread."""
 NARROWEST = 64  # columns that a call needs to be fast
 
 
@@ -73,6 +75,9 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
 
     What is written is the same: sums of one product.  SciPy would write into a copy of what it
     cannot write into, so a result of another type or shape is NumPy's, as are mistakes.
+
+    Rows are taken together that the calling thread computes alone: a thread of SciPy's would wait
+    for milliseconds beside one of NumPy's that looks for work, and delay NumPy's next product.
     """
     shape = a.shape[0], b.shape[1]
     c = np.empty(shape, dtype_of_product(a.dtype, b.dtype)) if out is None else out
@@ -81,7 +86,11 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
     if not fits or not (scipy_blas.is_loaded() or c.size > OUTER):
         return matmul(a, b, out=c)
     routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
-    routine(1.0, b.T, a.T, c=c.T, overwrite_c=True)
+    m, n = shape
+    rows = max(1, ONE_THREAD[a.dtype.kind == "c"] // n)
+    for start in range(0, m, rows):
+        panel = slice(start, start + rows)
+        routine(1.0, b.T, a[panel].T, c=c[panel].T, overwrite_c=True)
     return c
 
 

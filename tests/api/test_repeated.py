@@ -212,6 +212,29 @@ def test_outer_products_are_numpys(code, rng, monkeypatch):
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("code", "sdcz")
+def test_an_outer_product_waits_for_no_other_thread(code, rng, monkeypatch):
+    """One of SciPy's would begin late beside one of NumPy's that spins, and spin itself then."""
+    precision, taken, gemm = PRECISIONS[code], [], scipy_blas.gemm
+
+    def spied(name):
+        def compute(*given, c, **flags):
+            taken.append(c.size)
+            return gemm(name)(*given, c=c, **flags)
+
+        return compute
+
+    monkeypatch.setattr(scipy_blas, "gemm", spied)
+    for m, n in [(700, 801), (2, 300_000), (300_000, 2)]:
+        a, b = random_matrix(rng, precision, m, 1), random_matrix(rng, precision, 1, n)
+        taken.clear()
+        np.testing.assert_allclose(host_blas.outer(a, b), a @ b, rtol=0, atol=4 * precision.eps)
+        assert sum(taken) == m * n
+        most = host_blas.ONE_THREAD[code in "cz"]
+        assert max(taken) <= max(most, n)
+        assert len(taken) > 1
+
+
 def test_a_short_outer_product_does_not_load_scipy():
     program = """
 import sys
