@@ -55,8 +55,9 @@ END = "blas_thread_shutdown_"
 _WAITING = frozenset({threading.Condition.wait.__code__})
 """What a thread that is inside no BLAS for sure may be running."""
 _thread = threading.local()
-REST_SECONDS = 1.0
-"""Without a product, after which threads may use all cores."""
+REST_SECONDS = 0.02
+"""Without a product, after which threads may use all cores: the device's sleep by then, and the
+caller may wake up on the only core that they have, where each of NumPy's products takes 16 ms."""
 SPIN_SECONDS, LOOK_SECONDS = 0.15, 0.005
 """For how long threads look for work, about, and how often they are looked at meanwhile."""
 
