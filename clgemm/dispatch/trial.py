@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 NEAR = 2.5  # times as long as the other: what is further apart is believed
 LONGEST = 2e-2  # seconds on the faster side: of longer products predictions err less
-BLOCKS = 3  # of each side, of which the fastest counts: what disturbs one makes it slower
-CLEAR = 1.5  # times as long as the other, in two blocks of each: there are no more then
+BLOCKS = 4  # of each side, of which the fastest counts: what disturbs one makes it slower
+CLEAR = 1.5  # times as long as the other, in two long blocks of each: there are no more then
 MOST_RUNS = 12  # of a block
 BLOCK_SECONDS = 3e-4  # of them in all, if they are short
 WAITS = 4.0  # times as long as usual: a run waits for a core, ...
@@ -157,7 +157,7 @@ def _alone(sides: Sides, usual: float) -> tuple[float, float]:
         host = min(host, _block(sides.host, usual))
         with spinning.stopped():
             device = min(device, _block(sides.device, usual))
-        if block and CLEAR * min(host, device) < max(host, device) < WAITS * usual:
+        if usual >= LONG and block and CLEAR * min(host, device) < max(host, device):
             break
     return host, device
 

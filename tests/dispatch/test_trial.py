@@ -174,7 +174,7 @@ def test_a_long_run_wakes_threads_itself(trials, clock):
     calls, both = sides(clock, 9e-3, 4e-3)
     near = Route(HOST, "near", 8e-3, 7e-3)
     assert trials.settle("kind", near, both).where == DEVICE
-    assert calls == [HOST, DEVICE] * 2
+    assert calls == [HOST, DEVICE] * 2, "it is clear after two blocks"
 
 
 def test_threads_find_the_same(trials, clock):
@@ -196,7 +196,7 @@ def test_threads_find_the_same(trials, clock):
         thread.join()
     assert len(found) == 4
     assert all(x is found[0] for x in found)
-    alone = ([HOST] * 2 + [DEVICE] * 2) * 2  # one each to warm up; it is clear after two blocks
+    alone = ([HOST] * 2 + [DEVICE] * 2) * trial.BLOCKS  # one each to warm up
     assert calls == alone + [HOST] * trial.TURNS + [DEVICE] * trial.TURNS
 
 
