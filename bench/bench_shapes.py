@@ -6,6 +6,7 @@
     python bench/bench_shapes.py --stacks                  # many small matrices
     python bench/bench_shapes.py --gram                    # a.T @ a and a @ a.T
     python bench/bench_shapes.py --mixed                   # in turn with products of NumPy's
+    python bench/bench_shapes.py --control                 # NumPy beside itself: noise alone
     python bench/bench_shapes.py --arrays --range 32 12000 --flops 1e9 8e11  # on a GPU
 
 Extents are drawn log-uniformly and taken if the operations lie within --flops; memory orders and
@@ -116,7 +117,8 @@ def typical(blocks: Mapping[str, list[timing.Timing]]) -> dict[str, float]:
 
 def ways_of(product: Product, arguments: argparse.Namespace) -> dict[str, Way]:
     """List what is timed of a product of NumPy arrays."""
-    ways = {CLGEMM: Way(product.ours), PEER: Way(product.theirs)}
+    ours = product.theirs if arguments.control else product.ours
+    ways = {CLGEMM: Way(ours), PEER: Way(product.theirs)}
     if arguments.mixed:
         x = uniform(np.random.default_rng(3), (NEIGHBOUR, NEIGHBOUR), product.drawn.code)
         between = partial(np.matmul, x, x)
@@ -214,6 +216,7 @@ def parsed() -> argparse.Namespace:
                             default=random_shapes.KINDS[0])  # fmt: skip
     parser.add_argument("--both", action="store_true", help="also time each side alone")
     parser.add_argument("--mixed", action="store_true", help="each call after one of NumPy's")
+    parser.add_argument("--control", action="store_true", help="the peer in clgemm's place, too")
     parser.add_argument("--arrays", action="store_true", help="operands on the device")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -221,7 +224,7 @@ def parsed() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.kind == "stacks" and arguments.face == "gemm":
         parser.error("--stacks needs --face matmul: a gemm takes no stacks")
-    others = arguments.mixed or arguments.both or arguments.kind == "gram"
+    others = arguments.mixed or arguments.both or arguments.control or arguments.kind == "gram"
     if arguments.arrays and (others or arguments.face == "gemm"):
         parser.error("--arrays goes with matmul of plain shapes, --thin and --stacks alone")
     arguments.range = tuple(arguments.range or random_shapes.EXTENTS[arguments.kind])
