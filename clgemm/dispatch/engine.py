@@ -35,6 +35,7 @@ from clgemm.runtime import reentry
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.runtime.processor import usable_cores
 from clgemm.streaming.copy_threads import CopyThreads
+from clgemm.streaming.direct import uses_threads
 from clgemm.streaming.runner import StreamingRunner, must_copy
 from clgemm.tuning.store.lookup import find_or_default
 from clgemm.tuning.tuner import Parameters
@@ -67,8 +68,9 @@ class Decision(NamedTuple):
     runner: Runner
     problem: Gemm
     route: Route
-    lasts: bool = True
-    """Whether it takes so long that threads which spin beside it are stopped."""
+    needs_cores: bool = True
+    """Whether it keeps the host's cores busy for so long that threads which spin there are
+    stopped."""
     copied: tuple[str, ...] = ()
     """Operands that no BLAS can express where they lie: copied first, then decided on again."""
 
@@ -173,7 +175,7 @@ class Engine:
     def run(self, decision: Decision, call: Call) -> None:
         """Compute a call on the device as was decided for its kind."""
         try:
-            if self._on_cores and decision.lasts:
+            if decision.needs_cores:
                 self._run_alone(decision.runner, call)
             else:
                 decision.runner.run(call)
@@ -182,8 +184,9 @@ class Engine:
             raise translated(error, where) from error
 
     def _run_alone(self, runner: Runner, call: Call) -> None:
-        """Compute on the host's cores; what lasts has them for itself."""
-        parked = spinning.stop()
+        """Compute what keeps the host's cores busy: it has them for itself."""
+        # Threads that copy to another device are on all cores.
+        parked = spinning.stop(leave_core=self._on_cores)
         try:
             runner.run(call)
         finally:
@@ -236,8 +239,18 @@ class Engine:
                 shared = multi_device.runner((self, *partners), problem)
             if shared is not None and shared.seconds is not None:
                 chosen = chosen._replace(device_seconds=shared.seconds)
-            lasts = spinning.lasts(problem.flops / self.units(), chosen.device_seconds)
-            return Decision(shared or self.runner(problem), problem, chosen, lasts)
+            needs_cores = self._needs_cores(problem, chosen.device_seconds)
+            return Decision(shared or self.runner(problem), problem, chosen, needs_cores)
+
+    def _needs_cores(self, problem: Gemm, seconds: float | None) -> bool:
+        """Tell whether threads that spin on the host's cores would hold up a product.
+
+        A CPU device computes on them, and to others threads copy.
+        """
+        if self._on_cores:
+            return spinning.lasts(problem.flops / self.units(), seconds)
+        copies = must_copy(self.device, problem) and uses_threads(problem.operand_bytes)
+        return copies and spinning.parks()
 
     def _decide_on_integers(self, call: Call, problem: Gemm, modes: Modes) -> Decision:
         """Decide where calls of a kind run of which the host has no BLAS."""
@@ -252,7 +265,8 @@ class Engine:
             return Decision(_HOST, problem, chosen)
         try:
             with translated_errors(f"{problem.precision} matmul on {self.device}"):
-                return Decision(self.runner(problem), problem, chosen)
+                needs_cores = self._on_cores or self._needs_cores(problem, None)
+                return Decision(self.runner(problem), problem, chosen, needs_cores)
         except NoKernelError as error:  # what else fails may be well when the next call asks
             return Decision(_HOST, problem, Route(HOST, f"the device cannot compute it: {error}"))
 

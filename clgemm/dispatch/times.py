@@ -182,8 +182,8 @@ def copied_seconds(nbytes: int, kernels: float) -> float:
     """
     if nbytes <= direct.MOST:
         start, each = COPIED_FIRST
-        is_shared = nbytes >= direct.SHARED * 3 / 2  # for A and B are two thirds, or about that
-        return start + nbytes * (COPIED_BESIDE if is_shared else each) + kernels
+        each = COPIED_BESIDE if direct.uses_threads(nbytes) else each
+        return start + nbytes * each + kernels
     start, each = COPIED_IN_BLOCKS
     return start + overlapped(nbytes * each, kernels, BLOCKS_EXPOSED)
 

@@ -1,14 +1,14 @@
-"""Stops OpenBLAS' idle threads while a CPU device computes.
+"""Stops OpenBLAS' idle threads while a CPU device computes, or threads copy to another device.
 
 After a product its threads look for another one, for some 100 ms, before they sleep.  A CPU device
 that computes meanwhile gets half of each such core and takes up to twice as long.  So they are
 parked during a product: 500 x 500 in double precision directly after another product of NumPy's
 takes 1.1 ms instead of 2.2, and alone 1.2 (two cores of a Zen 5).
 
-Like the device's own threads they leave the core that the caller is on.  Else one may go there
-while the caller sleeps, since the device's look for work on the other cores, and then the caller
-waits for it on one core while another is idle: a tenth of NumPy's products took 10 ms.  When no
-product comes for a while they may use all cores again.
+Beside a CPU device they leave the core that the caller is on, like the device's own threads.  Else
+one may go there while the caller sleeps, since the device's look for work on the other cores, and
+then the caller waits for it on one core while another is idle: a tenth of NumPy's products took 10
+ms.  When no product comes for a while they may use all cores again.
 
 Which threads are a library's own is found while they sleep: each waits for a word in its memory.
 So the first product of a process waits until they do, if they have just been used.
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from clgemm import settings
 from clgemm.host import openblas, parking
-from clgemm.runtime import processor
+from clgemm.runtime import ending, processor
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.mappings import Mappings
 from clgemm.runtime.worker_threads import WorkerThreads, waiting_in
@@ -62,12 +62,17 @@ SPIN_SECONDS, LOOK_SECONDS = 0.15, 0.005
 """For how long threads look for work, about, and how often they are looked at meanwhile."""
 
 
+def parks() -> bool:
+    """Tell whether threads are parked in this process."""
+    return settings.stops_spinning() and parking.why_not() is None
+
+
 def lasts(flops: float, seconds: float | None) -> bool:
     """Tell whether a product with so many operations a core takes long enough to stop threads."""
-    parks = settings.stops_spinning() and parking.why_not() is None
+    can_park = parks()
     if seconds is None:
-        return flops >= (PARKED_FLOPS if parks else ENDED_FLOPS)
-    return seconds >= (PARKED_SECONDS if parks else ENDED_SECONDS)
+        return flops >= (PARKED_FLOPS if can_park else ENDED_FLOPS)
+    return seconds >= (PARKED_SECONDS if can_park else ENDED_SECONDS)
 
 
 @contextmanager
@@ -84,8 +89,13 @@ def kept(condition: bool) -> Iterator[None]:
         _thread.keeps = before
 
 
-def stop() -> bool:
+def stop(*, leave_core: bool = True) -> bool:
     """Stop the idle threads of the libraries that are loaded, as far as that is possible now.
+
+    Parameters
+    ----------
+    leave_core : bool
+        Whether those that are parked leave the core of the caller, who computes there.
 
     Returns
     -------
@@ -95,12 +105,12 @@ def stop() -> bool:
     parked = False
     if getattr(_thread, "keeps", False) or not settings.stops_spinning():
         return parked
-    parks = parking.why_not() is None
+    can_park = parking.why_not() is None
     for library in (openblas.of_numpy(), openblas.of_scipy()):
         if library is None or library.parallel != openblas.PTHREADS or not library.started.value:
             continue
-        if parks:
-            parked = _park(library) or parked
+        if can_park:
+            parked = _park(library, leave_core=leave_core) or parked
         elif _may_be_moved(library) and why_not(library) is None:
             _end_if_alone(library)
     return parked
@@ -125,7 +135,7 @@ def stopped() -> Iterator[None]:
             go_on()
 
 
-def _park(library: OpenBlas) -> bool:
+def _park(library: OpenBlas, *, leave_core: bool) -> bool:
     """Park the threads of a library if any has run lately; tell whether there are such."""
     workers = _workers.of(library)
     if workers is None:
@@ -137,8 +147,9 @@ def _park(library: OpenBlas) -> bool:
         return False
     if not (awake and _may_be_moved(library) and _alone() and parking.park(awake)):
         return False
-    workers.leave_core()
-    _rest.touch()
+    if leave_core:
+        workers.leave_core()
+        _rest.touch()
     return True
 
 
@@ -201,23 +212,26 @@ def _has_lock() -> bool:
 def _alone() -> bool:
     """Tell whether no other thread of Python may be inside a BLAS.
 
-    One that enters next waits for the parked threads, for as long as a product takes.
+    One that enters next waits for the parked threads, for as long as a product takes.  This
+    package's own threads in the background copy, or wait, and never enter one.
     """
     if not _has_lock():
         return False
     frames = sys._current_frames()  # noqa: SLF001 - there is no other way to ask
     # A frame that is kept here keeps itself, and so the operands of the product, for ever.
     del frames[threading.get_ident()]
-    return all(frame.f_code in _WAITING for frame in frames.values())
+    return all(
+        frame.f_code in _WAITING or thread in ending.background for thread, frame in frames.items()
+    )
 
 
 def state(library: OpenBlas | None) -> str:
     """Say what idle threads of a library do, for people."""
     if library is None:
         return "are not OpenBLAS' and left alone"
-    parks = parking.why_not() is None
+    can_park = parking.why_not() is None
     return why_not(library) or (
-        "sleep while a CPU device computes" if parks else
+        "sleep while a CPU device computes, or threads copy to another one" if can_park else
         "are ended before a long product of a CPU device"
     )  # fmt: skip
 

@@ -46,6 +46,14 @@ PARTS = 4
 LEAST_PART = 1 << 20
 
 
+def uses_threads(nbytes: int) -> bool:
+    """Tell whether other threads copy, with operands of so many bytes.
+
+    A and B are two thirds of them, or about that.
+    """
+    return nbytes >= SHARED * 3 / 2
+
+
 class DirectCall:
     """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
 

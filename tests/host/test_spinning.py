@@ -109,6 +109,57 @@ assert (clgemm.matmul(a, a) == 600).all() and not seen
 """, parks)  # fmt: skip
 
 
+SEPARATE = """
+# A device of the same kernels that is none of the host's cores, and threads that copy to it.
+from dataclasses import replace
+from clgemm.dispatch import engines
+from clgemm.runtime import devices, ending, registry
+from clgemm.runtime.device import Device
+from clgemm.streaming import direct
+real = registry.current()
+found = next(f for f in devices.find() if f.traits == real.traits)
+traits = replace(real.traits, kind="gpu", unified_memory=False, system_svm=False)
+direct.SHARED = 1 << 20
+seen = []
+park, go_on = parking.park, parking.unpark
+parking.park = lambda threads: (park(threads), seen.append(run_on()))[0]
+parking.unpark = lambda: (go_on(), seen.append("on"))
+def product():
+    a @ a
+    return clgemm.matmul(a, a)
+"""
+
+
+@pytest.mark.process
+def test_they_sleep_while_threads_copy_to_a_device_of_other_cores(parks):
+    """Idle ones that copy are in nobody's way, and all may stay on the caller's core."""
+    run(SEPARATE + """
+cores = os.sched_getaffinity(0)
+with registry.using(Device(found._replace(traits=traits), "a test")):
+    for _ in range(3):
+        wait_until(lambda: (product(), seen)[1])
+        assert seen == [[False] * len(workers()), "on"], seen
+        seen.clear()
+    assert ending.background & {thread.ident for thread in threading.enumerate()}
+    assert all(os.sched_getaffinity(x) == cores for x in workers())
+""", parks)  # fmt: skip
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "change", ["direct.SHARED = 1 << 30", "parking.why_not = lambda: 'as on another processor'"]
+)
+def test_nothing_is_stopped_for_a_device_that_does_not_need_the_cores(parks, change):
+    """Copies of little, by the driver; ended threads would cost NumPy more than a copy takes."""
+    run(SEPARATE + f"""
+{change}
+asked = []
+spinning.stop = lambda **_: asked.append(1)
+with registry.using(Device(found._replace(traits=traits), "a test")):
+    assert (product() == 600).all() and not asked
+""", parks)  # fmt: skip
+
+
 @pytest.mark.process
 def test_threads_that_sleep_are_left_alone_though_a_signal_has_woken_them(parks):
     run("""
