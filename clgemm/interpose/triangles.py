@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from clgemm.dispatch.engine import Decision, Engine
     from clgemm.dispatch.route import Route
-    from clgemm.interpose.arguments import Product
+    from clgemm.interpose.arguments import Part, Product
     from clgemm.problem import Call
 
+PANEL = 128  # columns of C that are merged at a time
 MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
 FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
 MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one, ...
@@ -78,6 +79,9 @@ def multiply(engine: Engine, decision: Decision, x: Product, call: Call) -> None
 def merge(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
     """Write a triangle of a product, plus beta times C's, into C.
 
+    By panels of columns, of which only the square on the diagonal is masked: to copy under a mask
+    takes twice as long.
+
     Parameters
     ----------
     x : Product
@@ -85,25 +89,34 @@ def merge(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
     product : ndarray of shape (n, n)
         All of ``alpha * op(A) @ op(B)``; written to.
     c : ndarray of shape (n, n)
-        The caller's C, which is written by one call: no signal handler finds half of it.
+        The caller's C.
     """
-    if x.beta != 0:
-        with np.errstate(all="ignore"):  # of the other triangle, which is not the caller's
-            product += product.dtype.type(x.beta) * c
-    if x.is_hermitian:
-        np.fill_diagonal(product.imag, 0)
-    np.copyto(c, product, where=written(x))
+    for start in range(0, x.n, PANEL):
+        columns = slice(start, min(start + PANEL, x.n))
+        beyond = slice(columns.stop, x.n) if x.part == "lower" else slice(0, start)
+        for rows in (beyond, columns):
+            if x.beta != 0:
+                with np.errstate(all="ignore"):  # of the other triangle, which is not the caller's
+                    product[rows, columns] += product.dtype.type(x.beta) * c[rows, columns]
+        square = product[columns, columns]
+        if x.is_hermitian:
+            np.fill_diagonal(square.imag, 0)
+        c[beyond, columns] = product[beyond, columns]
+        np.copyto(c[columns, columns], square, where=_triangle(x.part, len(square)))
 
 
 def written(x: Product) -> NDArray[np.bool_]:
     """Return an array of C's shape, true where C is written: few bytes that columns share."""
     if x.part == "whole":
         return np.broadcast_to(np.bool_(True), (x.m, x.n))
-    n = x.n
+    return _triangle(x.part, x.n)
+
+
+def _triangle(part: Part, n: int) -> NDArray[np.bool_]:
     ones = np.zeros(2 * n - 1, bool)
     ones[n - 1 :] = True
     lower = np.lib.stride_tricks.as_strided(ones[n - 1 :], (n, n), (1, -1), writeable=False)
-    return lower if x.part == "lower" else lower.T
+    return lower if part == "lower" else lower.T
 
 
 def memory(c: NDArray[Any]) -> NDArray[Any]:

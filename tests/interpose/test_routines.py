@@ -156,9 +156,10 @@ def computed(library, function, form, call):
     ),
 )  # fmt: skip
 def test_the_device_writes_what_the_blas_writes(
-    device, library, rng, name, form, order, uplo, ta, tb, gap, alpha, beta
+    device, library, rng, monkeypatch, name, form, order, uplo, ta, tb, gap, alpha, beta
 ):
     """And nothing else: neither the other triangle nor what lies beside C."""
+    monkeypatch.setattr(triangles, "PANEL", 8)  # so that there are several
     precision = PRECISIONS[name[0]]
     if not device.traits.has(precision):
         pytest.skip("this device has no double precision")
