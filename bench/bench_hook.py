@@ -2,8 +2,8 @@
 
     python bench/bench_hook.py [--sizes 1024 2048 4096] [--precisions sdcz] [--tiny 8 16 32]
 
-`a @ b` and `a.T @ a` of squares, with `out`, which NumPy computes by gemm and syrk; for complex
-elements also herk as SciPy calls it.  Seconds are medians of blocks in turn, results are compared
+`a @ b` and `a.T @ a` of squares, with `out`, which NumPy computes by gemm and syrk, and mirrors by
+a loop of its own; also syrk, or herk of complex elements, as SciPy calls it.  Seconds are medians of blocks in turn, results are compared
 first, and `device` says whether they were computed there: where the host is faster, they are not.
 Parameters must be known: run `python -m clgemm tune` before.  Tiny products go to the original in
 machine code; their times are the fastest of many blocks, in nanoseconds.
@@ -58,9 +58,9 @@ def products(code: str, n: int) -> dict[str, Callable[[], Any]]:
         f"{code} a @ b": partial(np.matmul, a, b, out=out),
         f"{code} a.T @ a": partial(np.matmul, a.T, a, out=out),
     }
-    if precision.is_complex:
-        herk, c = getattr(scipy.linalg.blas, f"{code}herk"), np.zeros((n, n), a.dtype, order="F")
-        found[f"{code} herk"] = partial(herk, 1.0, a.T, c=c, overwrite_c=1)
+    name = code + ("herk" if precision.is_complex else "syrk")
+    rank_k, c = getattr(scipy.linalg.blas, name), np.zeros((n, n), a.dtype, order="F")
+    found[f"{name} of SciPy"] = partial(rank_k, 1.0, a.T, c=c, overwrite_c=1)
     return found
 
 

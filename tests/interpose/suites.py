@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -116,12 +116,14 @@ def _of(found: Run, name: str) -> str:
     return ", ".join(outcome for test, outcome in found.outcomes if test == name) or "not run"
 
 
-def compare(name: str, modules: list[str]) -> dict[str, object] | None:
+def compare(name: str, modules: list[str], pool: Executor) -> dict[str, object] | None:
     """Run a suite twice, and print its row; None if its package is not installed."""
     if find_spec(modules[0].split(".")[0]) is None:
         print(f"{name:28} not run: {modules[0].split('.')[0]} is not installed", flush=True)
         return None
-    plain, under = run(modules, under=False), run(modules, under=True)
+    under, plain = (
+        x.result() for x in [pool.submit(run, modules, under=under) for under in (True, False)]
+    )
     found = differing(plain, under)
     tests, passed = (
         sum(n for (_, outcome), n in plain.outcomes.items() if wanted in {"", outcome})
@@ -155,7 +157,7 @@ def standard(checkout: Path, examples: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="suites whose names contain this")
-    parser.add_argument("--jobs", type=int, default=1, help="suites that run side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="runs that go on side by side")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--array-api", type=Path, metavar="CHECKOUT", help="of array-api-tests")
     parser.add_argument("--examples", type=int, default=200, help="of each of its tests")
@@ -166,8 +168,9 @@ def main() -> int:
         flush=True,
     )
     suites = [item for item in SUITES.items() if given.only in item[0]]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        rows = [row for row in pool.map(lambda item: compare(*item), suites) if row is not None]
+    with ThreadPoolExecutor(given.jobs) as pool, ThreadPoolExecutor(len(SUITES)) as waiting:
+        found = waiting.map(lambda item: compare(*item, pool), suites)
+        rows = [row for row in found if row is not None]
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     status = 0 if given.array_api is None else standard(given.array_api, given.examples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from interpose import suites
@@ -42,7 +43,8 @@ def test_what_differs_is_named(device, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CLGEMM_DEVICE", device.traits.platform)
-    row = suites.compare("a few", ["suite_of_a_few"])
+    with ThreadPoolExecutor(2) as pool:
+        row = suites.compare("a few", ["suite_of_a_few"], pool)
     assert (row["tests"], row["passed"]) == (6, 4)
     (found,) = row["differing"]
     assert found.endswith("test_that_differs[0]: passed without clgemm, failure under it")
@@ -51,7 +53,7 @@ def test_what_differs_is_named(device, tmp_path, monkeypatch, capsys):
 
 
 def test_a_package_that_is_missing_is_named(capsys):
-    assert suites.compare("nothing", ["no_such_package.tests"]) is None
+    assert suites.compare("nothing", ["no_such_package.tests"], None) is None
     assert "no_such_package is not installed" in capsys.readouterr().out
 
 
