@@ -3,8 +3,9 @@
     python bench/bench_hook.py [--sizes 1024 2048 4096] [--precisions sdcz] [--tiny 8 16 32]
 
 `a @ b` and `a.T @ a` of squares, with `out`, which NumPy computes by gemm and syrk, and mirrors by
-a loop of its own; also syrk, or herk of complex elements, as SciPy calls it.  Seconds are medians of blocks in turn, results are compared
-first, and `device` says whether they were computed there: where the host is faster, they are not.
+a loop of its own; also syrk, or herk of complex elements, as SciPy calls it.  Seconds are medians
+of blocks in turn, results are compared first, and `device` says whether they were computed there:
+where the host is faster, they are not.
 Parameters must be known: run `python -m clgemm tune` before.  Tiny products go to the original in
 machine code; their times are the fastest of many blocks, in nanoseconds.
 """

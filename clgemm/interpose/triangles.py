@@ -35,9 +35,11 @@ _rest = IdleTimer(KEPT_SECONDS, _kept.clear)
 def whole(call: Call) -> Call:
     """Return the product of a call, alone, into memory of its own: what is decided on.
 
-    Without alpha, as NumPy has it: what is known of the host's Gram products is known of those.
+    Without a real alpha, as NumPy has it: what is known of the host's Gram products is known of
+    those.  With another one, a matrix times its own conjugate is not Hermitian.
     """
-    return call._replace(alpha=1.0, beta=0.0, c=np.empty_like(call.c, order="F"))
+    alpha = 1.0 if call.alpha.imag == 0 else call.alpha
+    return call._replace(alpha=alpha, beta=0.0, c=np.empty_like(call.c, order="F"))
 
 
 def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, float | None]:
@@ -96,13 +98,22 @@ def merge(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
         beyond = slice(columns.stop, x.n) if x.part == "lower" else slice(0, start)
         for rows in (beyond, columns):
             if x.beta != 0:
-                with np.errstate(all="ignore"):  # of the other triangle, which is not the caller's
-                    product[rows, columns] += product.dtype.type(x.beta) * c[rows, columns]
+                _add(x, product[rows, columns], c[rows, columns])
         square = product[columns, columns]
         if x.is_hermitian:
             np.fill_diagonal(square.imag, 0)
         c[beyond, columns] = product[beyond, columns]
         np.copyto(c[columns, columns], square, where=_triangle(x.part, len(square)))
+
+
+def _add(x: Product, product: NDArray[Any], c: NDArray[Any]) -> None:
+    """Add beta times a part of C to that of a product."""
+    with np.errstate(all="ignore"):  # of the other triangle, which is not the caller's
+        if x.is_hermitian:  # beta is real, and the diagonal's imaginary parts hold whatever they do
+            product.real += product.real.dtype.type(x.beta.real) * c.real
+            product.imag += product.real.dtype.type(x.beta.real) * c.imag
+        else:
+            product += product.dtype.type(x.beta) * c
 
 
 def written(x: Product) -> NDArray[np.bool_]:

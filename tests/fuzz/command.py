@@ -78,7 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--device", default="", help="what CLGEMM_DEVICE would be")
-    parser.add_argument("--only", choices=["gemm", "matmul", "arrays", "other", "integers"])
+    kinds = ["gemm", "matmul", "arrays", "other", "integers", "interposed"]
+    parser.add_argument("--only", choices=kinds)
     parser.add_argument("--replay", metavar="SEED:CASE", help="run one case, and show it")
     parser.add_argument("--threads", type=int, default=0, help="that take cases, disturbed")
     parser.add_argument("--forks", type=int, default=0, metavar="N", help="each Nth case")

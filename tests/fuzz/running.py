@@ -18,7 +18,16 @@ from clgemm.runtime import registry
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.store.lookup import Tuned, defaults
 
-from . import compare, device_calls, gemm_calls, integer_calls, matmul_calls, other_calls, sizes
+from . import (
+    compare,
+    device_calls,
+    gemm_calls,
+    integer_calls,
+    interposed_calls,
+    matmul_calls,
+    other_calls,
+    sizes,
+)
 from .odd_arguments import Odd
 
 if TYPE_CHECKING:
@@ -28,9 +37,9 @@ if TYPE_CHECKING:
 
 KINDS: Mapping[str, Any] = {
     "gemm": gemm_calls, "matmul": matmul_calls, "arrays": device_calls, "other": other_calls,
-    "integers": integer_calls,
+    "integers": integer_calls, "interposed": interposed_calls,
 }  # fmt: skip
-SHARES = (0.37, 0.34, 0.16, 0.05, 0.08)
+SHARES = (0.34, 0.31, 0.15, 0.05, 0.07, 0.08)
 ROUTES = ("device", "auto", "host")
 MISCOMPILED = frozenset({("Portable Computing Language", "batched")})
 """Families that a platform's compiler gets wrong, and that clgemm does not use there.

@@ -11,12 +11,19 @@ from clgemm.host import blas as host_blas
 from clgemm.problem import ELEMENTS
 from clgemm.runtime import registry
 
-from . import running
+from . import interposed_calls, running
 from .command import main, replay
 from .disturbing import run_in_threads
 
 SEED = 20
-CASES = {"gemm": 1100, "matmul": 1000, "arrays": 450, "other": 120, "integers": 1200}
+CASES = {
+    "gemm": 1100,
+    "matmul": 1000,
+    "arrays": 450,
+    "other": 120,
+    "integers": 1200,
+    "interposed": 1200,
+}
 
 
 def told(findings, device, kind=None):
@@ -45,7 +52,20 @@ def test_calls_of_several_threads_are_right_whatever_goes_on_beside_them(device)
     assert not differences, told(differences, device)
 
 
-@pytest.mark.parametrize("kind", ["gemm", "matmul", "arrays"])
+def test_raw_calls_reach_the_device(device):
+    if interposed_calls.why_not() is not None:
+        pytest.skip(interposed_calls.why_not())
+    with registry.using(device), running.variant(0):
+        cases = list(running.cases(SEED, iter(range(300)), "interposed"))
+        drawn = {(x.call.library, x.call.form, x.call.name) for x in cases}
+        found = [x for x in (interposed_calls.function(*names) for names in drawn) if x]
+        before = sum(map(interposed_calls.on_device, found))
+        assert not [x for x in (running.run(case, exact=True) for case in cases) if x]
+    assert len(found) > 20
+    assert sum(map(interposed_calls.on_device, found)) - before > 60
+
+
+@pytest.mark.parametrize("kind", ["gemm", "matmul", "arrays", "interposed"])
 def test_a_wrong_result_is_a_finding(device, kind, monkeypatch):
     """One element is off by a little; the fuzzer tests nothing if that passes."""
     real, launch = engines.compute, engine.Engine.build
@@ -59,7 +79,7 @@ def test_a_wrong_result_is_a_finding(device, kind, monkeypatch):
         """Leave a row as it was."""
         return launch(self, problem._replace(m=problem.m - (problem.m > 1)))
 
-    if kind == "arrays":
+    if kind in {"arrays", "interposed"}:
         monkeypatch.setattr(engine.Engine, "build", build)
     else:
         monkeypatch.setattr(engines, "compute", compute)

@@ -193,6 +193,34 @@ def test_c_is_not_read_if_beta_is_0(device, library, rng, name):
     assert np.array_equal(np.isnan(call["c"].T), ~np.tri(N, dtype=bool))
 
 
+@pytest.mark.parametrize("alpha", [2.0, 1j])
+def test_a_matrix_times_its_conjugate_is_hermitian_for_a_real_alpha_only(
+    device, library, rng, alpha
+):
+    function = Function(library, "cgemmt", "cblas")
+    call = given(rng, function, "column", "L", "N", "C", 0, alpha, 0.0)
+    call |= {"b": call["a"], "ldb": call["lda"]}
+    want, got = computed(library, function, "cblas", call), call["c"].copy()
+    with registry.using(device):
+        function.interposed(*function.arguments(call | {"c": got}))
+    assert function.on_device() == 1
+    assert np.nanmax(np.abs(got - want)) <= 50 * K * PRECISIONS["c"].eps
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_imaginary_parts_of_a_hermitian_diagonal_are_not_read(device, library, rng, beta):
+    function = Function(library, "cherk", "cblas")
+    call = given(rng, function, "row", "L", "N", "N", 0, 1.0, beta)
+    np.fill_diagonal(call["c"].imag, np.inf)
+    want, got = computed(library, function, "cblas", call), call["c"].copy()
+    with registry.using(device):
+        function.interposed(*function.arguments(call | {"c": got}))
+    assert function.on_device() == 1
+    assert (np.diagonal(got).imag == 0).all()
+    lower = np.tri(N, dtype=bool)
+    assert np.abs(got - want)[lower].max() <= 50 * K * PRECISIONS["c"].eps
+
+
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("csyrk", {"trans_a": "C"}), ("cherk", {"trans_a": "T"}), ("ssyrk", {"uplo": "N"}),
