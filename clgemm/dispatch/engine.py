@@ -125,6 +125,11 @@ class Engine:
             self.forget()
         self.repeated[kind] = compute
 
+    @property
+    def tries(self) -> bool:
+        """Whether it tries products on both sides where predictions leave open which is faster."""
+        return self._on_cores
+
     def units(self) -> int:
         """Return how many compute units a call may use now: on the host's cores there are limits.
 
@@ -228,7 +233,7 @@ class Engine:
         if chosen is None:
             found = self._times(problem)
             chosen = route(self.device.traits, problem, modes.route, found)
-            if self._on_cores:
+            if self.tries:
                 chosen = self._tried(call, problem, chosen, self._usual_seconds(problem))
         if chosen.where == HOST:
             return Decision(_HOST, problem, chosen)
@@ -304,7 +309,14 @@ class Engine:
 
     def _times(self, problem: Gemm) -> Times | None:
         """Return what predicts both sides, if anything is known of them."""
-        found = self._break_even(problem)
+        return self._predicting(problem, self._break_even(problem))
+
+    def known_times(self, problem: Gemm) -> Times | None:
+        """Return what predicts both sides, as far as it is known by now; finds out nothing."""
+        measured = self.break_evens.known(PRECISIONS[problem.precision])
+        return self._predicting(problem, measured)
+
+    def _predicting(self, problem: Gemm, found: BreakEven | None) -> Times | None:
         if self.device.traits.unified_memory:
             return found
         kernels = self.kernel_seconds(problem)

@@ -59,6 +59,11 @@ def is_small(flops: float, batch: int) -> bool:
     return flops <= (SMALL_FLOPS if batch == 1 else SMALL_STACK)
 
 
+def small_flops(traits: DeviceTraits) -> int:
+    """Return the operations up to which the host computes where nothing was measured."""
+    return SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES
+
+
 def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: Times | None) -> Route:
     """Choose for one problem, from what is known.
 
@@ -102,8 +107,7 @@ def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | No
 def _faster(traits: DeviceTraits, problem: Gemm, found: Times | None) -> Route:
     """Choose what takes less time, as far as that was measured."""
     if found is None:
-        small = SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES
-        where = HOST if problem.flops <= small else DEVICE
+        where = HOST if problem.flops <= small_flops(traits) else DEVICE
         return Route(where, "by size alone: nothing is measured yet")
     host, device = found.host_seconds(problem), found.device_seconds(problem)
     if device <= _share(traits, host) * host:

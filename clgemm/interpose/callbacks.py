@@ -14,18 +14,15 @@ import numpy as np
 
 from clgemm import settings
 from clgemm.dispatch import engines
-from clgemm.dispatch.route import DEVICE, SMALL_SHARED, SMALL_WITH_COPIES, route
 from clgemm.errors import ClgemmError
 from clgemm.host import spinning
-from clgemm.interpose import later, stub, triangles
+from clgemm.interpose import decisions, later, stub, triangles
 from clgemm.interpose.arguments import Reader
 from clgemm.problem import Call
 from clgemm.runtime import reentry
-from clgemm.settings import ROUTES
-from clgemm.tuning.shapes import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -33,16 +30,10 @@ if TYPE_CHECKING:
     from clgemm.interpose.account import Tally
     from clgemm.interpose.arguments import Product
     from clgemm.interpose.entries import Entry
-    from clgemm.problem import Precision
 
 log = logging.getLogger(__name__)
 
-LEAST_SECONDS = 20e-6  # of the host: what takes less is not worth the 4 us that Python takes
 MOST_REASONS = 100
-NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
-_CUBES = tuple(Shape(n, n, n) for n in (128, 192, 256, 384, 512, 768, 1024, 2048, 4096))
-_NOTHING = "interposed"
-"""Sets kinds of calls apart from those of the faces, in the engine's table."""
 
 
 class Reasons:
@@ -136,23 +127,19 @@ class Callback:
         engine = self._engine()
         if engine is None:
             return None
-        kind = self._kind(engine, product)
-        if kind in engine.repeated:  # on the host
+        kind = decisions.kind(engine, self._entry.precision.code, product)
+        if decisions.is_left(engine, kind):
             return None
         call = self._call(product)
         if call is None:
             return None
         with spinning.kept(not self._calls_alone):
-            whole = call if product.part == "whole" else triangles.whole(call)
-            decision = engine.decide(whole, settings.modes(), engines.partners_of(engine))
-            seconds = triangles.seconds(product, decision.route, call.c.itemsize)
-            if decision.route.where != DEVICE or not triangles.pays(product, seconds):
-                engine.repeat(kind, None)
+            chosen = decisions.decide(engine, kind, product, call)
+            if chosen is None:
                 return None
-
             start = time.perf_counter()
-            _run(engine, decision, product, call, done)
-        return time.perf_counter() - start, seconds[0]
+            _run(engine, chosen.decision, product, call, done)
+        return time.perf_counter() - start, chosen.host_seconds
 
     def _engine(self) -> Engine | None:
         """Return the engine if it has parameters without a search; None if the host must do."""
@@ -192,12 +179,6 @@ class Callback:
         else:
             self._has_opened()
         return engine
-
-    def _kind(self, engine: Engine, x: Product) -> Hashable:
-        """Tell what a decision for the host depends on."""
-        beta = 0 if x.beta == 0 else 1 if x.beta == 1 else 2
-        code = self._entry.precision.code
-        return _NOTHING, code, settings.modes(), engine.units(), x[:12], x.is_gram, beta
 
     def _call(self, x: Product) -> Call | None:
         """Return the call with arrays that are the caller's memory.
@@ -254,31 +235,3 @@ def _run(engine: Engine, decision: Decision, x: Product, call: Call, done: c_int
         if saved is not None and not done.value:
             np.copyto(call.c, saved, where=triangles.written(x))
         raise
-
-
-def least_product(precision: Precision) -> int:
-    """Return the m * n * k up to which no call of a precision can win on the device.
-
-    What is not known yet has a default, and nothing is measured.
-    """
-    if settings.modes().route != ROUTES[0]:
-        return 1 if settings.modes().route == DEVICE else stub.NEVER
-    engine = engines.opened()
-    if engine is None:
-        return SMALL_SHARED // (2 * precision.multiplications)
-    traits = engine.device.traits
-    found = engine.break_evens.known(precision)
-    if found is None:
-        small = SMALL_SHARED if traits.unified_memory else SMALL_WITH_COPIES
-        return small // (2 * precision.multiplications)
-    winning = []
-    for shape in (*_CUBES, *(s for s in found.host.seconds if s.batch == 1)):
-        problem = shape.problem(precision.code)
-        chosen = route(traits, problem, "auto", found)
-        host, device = chosen.host_seconds, chosen.device_seconds
-        if host is None or device is None or host < LEAST_SECONDS:
-            continue
-        if chosen.where == DEVICE or device < NEARLY * host:
-            winning.append(shape.m * shape.n * shape.k - 1)
-    largest = _CUBES[-1]
-    return min(winning, default=largest.m * largest.n * largest.k)

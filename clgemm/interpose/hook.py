@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 from clgemm.errors import ClgemmWarning
 from clgemm.interpose import account, imports, later, slots, stub
 from clgemm.interpose.account import Tally
-from clgemm.interpose.callbacks import Callback, Reasons, least_product
+from clgemm.interpose.callbacks import Callback, Reasons
+from clgemm.interpose.decisions import least_product
 from clgemm.runtime import forks, machine_code
 from clgemm.runtime.mappings import Mappings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from clgemm.interpose.account import Usage
@@ -86,6 +87,7 @@ class _Hook:
             imports.begin(self.look)
             self.is_on = True
             mappings = Mappings()
+            self._set_least(self.known.values())
             for known in self.known.values():  # modules stay loaded once they were interposed
                 self._write(mappings, known)
             self._take(self._unknown())
@@ -108,9 +110,8 @@ class _Hook:
 
     def set_thresholds(self) -> None:
         """Find out anew which calls are small."""
-        for x in list(self.known.values()):
-            if self.is_on:
-                x.cell.set_least(self._least(x))
+        if self.is_on:
+            self._set_least(list(self.known.values()))
 
     def _take(self, paths: list[Path]) -> None:
         """Find new slots and write those that may be written."""
@@ -122,11 +123,12 @@ class _Hook:
             if slot.key not in self.known
         ]
         if new:
-            for x, address in zip(new, stub.place([x.code() for x in new]), strict=True):
+            addresses = stub.place([x.code() for x in new])
+            self._set_least(new)
+            for x, address in zip(new, addresses, strict=True):
                 x.stub = address
                 self.known[x.slot.key] = x
                 self.missed.pop((str(x.slot.path), x.slot.entry.name), None)
-                x.cell.set_least(self._least(x))
                 x.slot.set(x.stub)
 
     def _unknown(self) -> list[Path]:
@@ -154,13 +156,19 @@ class _Hook:
             key = str(x.slot.path), x.slot.entry.name
             self.missed[key] = slots.Missed(x.slot.path, x.slot.entry.name, why)
             return
-        x.cell.set_least(self._least(x))
         x.slot.set(x.stub)
 
-    def _least(self, x: _Interposed) -> int:
-        if x.callback is None:
-            return stub.NEVER
-        return least_product(x.slot.entry.precision) if self.least is None else self.least
+    def _set_least(self, found: Iterable[_Interposed]) -> None:
+        """Set which calls are small; what is only counted shows none."""
+        least: dict[str, int] = {}
+        for x in found:
+            if x.callback is None:
+                continue
+            precision = x.slot.entry.precision
+            if precision.code not in least:
+                by_hand = self.least
+                least[precision.code] = least_product(precision) if by_hand is None else by_hand
+            x.cell.set_least(least[precision.code])
 
     def _restore(self) -> None:
         mappings = Mappings()

@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.dispatch.route import TIE
-from clgemm.dispatch.times import HALF
 from clgemm.runtime.idle import IdleTimer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.dispatch.engine import Decision, Engine
-    from clgemm.dispatch.route import Route
     from clgemm.interpose.arguments import Part, Product
     from clgemm.problem import Call
 
 PANEL = 128  # columns of C that are merged at a time
-MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
-FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
 MOST_KEPT = 1 << 27  # bytes of memory for a product that stay, for the next one, ...
 KEPT_SECONDS = 10.0  # ... that comes by then
 
@@ -40,34 +35,6 @@ def whole(call: Call) -> Call:
     """
     alpha = 1.0 if call.alpha.imag == 0 else call.alpha
     return call._replace(alpha=alpha, beta=0.0, c=np.empty_like(call.c, order="F"))
-
-
-def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, float | None]:
-    """Predict what a call takes on the host and on the device; None where that is not known.
-
-    Parameters
-    ----------
-    x : Product
-        What is asked for.
-    chosen : Route
-        Of the product with all of C.
-    itemsize : int
-        Bytes of an element.
-    """
-    host, device = chosen.host_seconds, chosen.device_seconds
-    if x.part == "whole" or host is None or device is None:
-        return host, device
-    # Of symmetric products the host's time is syrk's already.
-    is_symmetric = x.is_gram and x.conj_a == x.conj_b
-    size = x.n * x.n * itemsize
-    merging = size / MERGE_RATE + (size / FRESH_RATE if size > MOST_KEPT else 0)
-    return host if is_symmetric else HALF * host, device + merging
-
-
-def pays(x: Product, seconds: tuple[float | None, float | None]) -> bool:
-    """Tell whether the device is still the faster side, where all of C is; unless it is wanted."""
-    host, device = seconds
-    return x.part == "whole" or host is None or device is None or device <= TIE * host
 
 
 def multiply(engine: Engine, decision: Decision, x: Product, call: Call) -> None:

@@ -11,7 +11,7 @@ import pytest
 from helpers import PATIENCE, pairwise
 
 from clgemm.dispatch.route import Route
-from clgemm.interpose import callbacks, slots, stub, triangles
+from clgemm.interpose import callbacks, decisions, slots, stub, triangles
 from clgemm.interpose.account import Tally
 from clgemm.interpose.arguments import Product
 from clgemm.interpose.callbacks import Callback, Reasons
@@ -301,7 +301,7 @@ def test_a_triangle_goes_to_the_device_where_that_takes_less_time_with_it():
 
     def pays(x, host, device, itemsize=8):
         chosen = Route("device", "", host, device)
-        return triangles.pays(x, triangles.seconds(x, chosen, itemsize))
+        return decisions._pays(x, *decisions.seconds(x, chosen, itemsize))
 
     assert pays(product("lower"), 10e-3, 7e-3)
     assert pays(product("whole", "gemm"), 10e-3, 7e-3)
