@@ -157,3 +157,19 @@ for _ in range({REPEATS}):
 print(json.dumps({{"seconds": found, "values": [float(x) for x in values]}}))
 """
 """What follows each: it says how long `work` took each time, and what it found at last."""
+IN_TURN = """
+import contextlib, json, time
+import clgemm
+seconds, values = {"without": [], "with": []}, {}
+for turn in range(TURNS + 1):
+    for way in ("without", "with") if turn % 2 else ("with", "without"):
+        with clgemm.interposed() if way == "with" else contextlib.nullcontext():
+            begin = time.perf_counter()
+            values[way] = [float(x) for x in work()]
+            seconds[way].append(time.perf_counter() - begin)
+rows = clgemm.usage().rows
+told = {"calls": sum(x.calls for x in rows), "device": sum(x.device_calls for x in rows)}
+print(json.dumps({"seconds": {x: y[1:] for x, y in seconds.items()}, "values": values} | told))
+"""
+"""The same with the slots written and restored in turn, in one process; the first turn is left
+out, in which sides are tried and kernels built."""

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NUMPYS = "_multiarray_umath"
+_OF_PYTHON = ("_multiarray_umath", "_fblas")
+"""Modules that only Python calls; others may be called by threads of compiled code."""
 PATIENCE = 10.0  # seconds that a fork waits for another thread that installs
 
 
@@ -35,7 +36,6 @@ class _Interposed:
     """A slot with the stub that is written into it; both are kept for ever."""
 
     def __init__(self, slot: Slot, reasons: Reasons, opened: Callable[[], object]) -> None:
-        alone = slot.path.name.startswith(_NUMPYS)
         self.slot = slot
         self.cell = stub.cell()
         self.tally = Tally()
@@ -43,8 +43,9 @@ class _Interposed:
         self.callback: Callback | None = None
         if slot.entry.is_computed:
             self.callback = Callback(
-                slot.entry, self.cell, self.tally, reasons, opened, calls_alone=alone
-            )
+                slot.entry, self.cell, self.tally, reasons, opened,
+                calls_alone=slot.path.name.startswith(_OF_PYTHON),
+            )  # fmt: skip
             forks.keep_for_ever(self.callback.function)
 
     def code(self) -> bytes:

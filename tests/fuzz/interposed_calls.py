@@ -40,7 +40,6 @@ from .operands import Layout, Made, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -193,8 +192,8 @@ def why_not() -> str | None:
 
 
 @functools.cache
-def _libraries() -> dict[str, tuple[ctypes.CDLL, str, Path]]:
-    """Give each BLAS, what its functions' names look like, and the module that calls it."""
+def _libraries() -> dict[str, tuple[ctypes.CDLL, str]]:
+    """Give each BLAS, and what its functions' names look like."""
     found = {}
     for slot in slots.find()[0]:
         plain = "cblas_sgemm" if "cblas_sgemm" in slot.entry.name else "sgemm_"
@@ -202,7 +201,7 @@ def _libraries() -> dict[str, tuple[ctypes.CDLL, str, Path]]:
             if slot.path.name.startswith(module) and plain in slot.entry.name:
                 home = Mappings().at(slot.original, 1)
                 pattern = slot.entry.name.replace(plain, "{}")
-                found[library] = ctypes.CDLL(home.path), pattern, slot.path
+                found[library] = ctypes.CDLL(home.path), pattern
     return found
 
 
@@ -211,7 +210,7 @@ def function(library: str, form: str, name: str) -> Function | None:
     """Make a stub in front of a function, once; None if a library does not have it."""
     if why_not() is not None or library not in _libraries():
         return None
-    blas, pattern, module = _libraries()[library]
+    blas, pattern = _libraries()[library]
     plain = f"cblas_{name}" if form == "cblas" else f"{name}_"
     entry = Entry.of(pattern.format(plain))
     if entry is None or not hasattr(blas, entry.name):
@@ -219,8 +218,7 @@ def function(library: str, form: str, name: str) -> Function | None:
     direct = blas[entry.name]
     direct.restype = None
     cell, tally, reasons = stub.cell(), Tally(), Reasons()
-    alone = module.name.startswith(LIBRARIES["numpy"])
-    callback = Callback(entry, cell, tally, reasons, lambda: None, calls_alone=alone)
+    callback = Callback(entry, cell, tally, reasons, lambda: None, calls_alone=True)
     forks.keep_for_ever(callback.function)
     cell.fill(stub.address_of(direct), stub.address_of(callback.function), stub.NEVER)
     code = stub.code(cell.address, entry.extents, by_value=entry.is_cblas, wide=entry.wide)

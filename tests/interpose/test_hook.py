@@ -93,6 +93,21 @@ def held():
     return {s.key: s.original for s in found}
 
 
+def test_idle_threads_are_left_alone_where_compiled_code_may_call(restored):
+    """Its own threads may be inside the library; NumPy's and f2py's functions only Python calls."""
+    del restored
+    found = {}
+    with clgemm.interposed(least=stub.NEVER):
+        for known in hook._hook.known.values():
+            if known.callback is not None:
+                name = known.slot.path.name.split(".")[0]
+                found.setdefault(name, set()).add(known.callback._calls_alone)
+    expected = {"_multiarray_umath": True, "_fblas": True, "cython_blas": False}
+    seen = {name: {alone} for name, alone in expected.items() if name in found}
+    assert seen, "none of them calls a BLAS that can be interposed"
+    assert {name: found[name] for name in seen} == seen
+
+
 def test_every_slot_holds_what_it_held(client):
     before = held()
     assert len(before) >= 16 + 4  # the client's, and NumPy's
