@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_REASONS = 100
+LEFT_AFTER = 8  # calls of one size in a row that the host had to compute, no more of it are shown
 
 
 class Reasons:
@@ -51,6 +52,51 @@ class Reasons:
     def all(self) -> tuple[str, ...]:
         """Return them in their order."""
         return tuple(self._known)
+
+
+class _Left:
+    """The size of calls that a stub leaves to the original without showing them.
+
+    It is that of the last `LEFT_AFTER` calls, all of which the host had to compute.  A size of
+    which the device has computed a call, of another shape perhaps, is shown always.
+    """
+
+    def __init__(self, cell: stub.Cell) -> None:
+        self._cell = cell
+        self._size = self._count = 0
+        self._flops = 0
+        """Of one call that is left now."""
+        self._before = 0, 0
+        """Calls of sizes before, and their operations."""
+        self._on_device: set[int] = set()
+
+    def again(self, x: Product, flops: int) -> None:
+        """Take note of one more call that is left to the host as others of its kind were."""
+        size = x.m * x.n * x.k
+        self._count = self._count + 1 if size == self._size else 1
+        self._size = size
+        if self._count == LEFT_AFTER and size not in self._on_device:
+            self._before = self.sums()
+            self._flops = flops
+            self._cell.leave(size)
+
+    def computed(self, x: Product) -> None:
+        """Take note of a call that the device has computed."""
+        self._on_device.add(x.m * x.n * x.k)
+        self._count = 0
+
+    def forget(self) -> None:
+        """Have calls of all sizes shown."""
+        self._cell.leave(0)
+        self._before, self._flops = self.sums(), 0
+        self._size = self._count = 0
+        self._on_device.clear()
+
+    def sums(self) -> tuple[int, int]:
+        """Return how many calls were left, and their operations."""
+        calls, flops = self._before
+        now = self._cell.left_calls
+        return now, flops + (now - calls) * self._flops
 
 
 class Callback:
@@ -85,6 +131,7 @@ class Callback:
         self._calls_alone = calls_alone
         self._multiplications = entry.precision.multiplications
         self._unknown: set[int] = set()
+        self._left = _Left(cell)
 
         def shown(block: int) -> None:
             try:
@@ -94,6 +141,15 @@ class Callback:
 
         self.function = stub.Shown(shown)
         later.callback(shown)
+
+    def set_least(self, product: int) -> None:
+        """Change the m * n * k up to which calls are small, and look at all larger ones anew."""
+        self._left.forget()
+        self._cell.set_least(product)
+
+    def left(self) -> tuple[int, int]:
+        """Count the calls that were not shown though they are larger, and their operations."""
+        return self._left.sums()
 
     def _failed(self, error: BaseException, block: int) -> None:
         if later.is_the_programs(error):
@@ -113,6 +169,7 @@ class Callback:
         if seconds is None:
             self._tally.on_host(flops)
         else:
+            self._left.computed(product)
             self._tally.on_device(flops, seconds, instead)
 
     @reentry.entry(nested=lambda *_: None)  # clgemm's own call, or a signal handler's within one
@@ -129,6 +186,7 @@ class Callback:
             return None
         kind = decisions.kind(engine, self._entry.precision.code, product)
         if decisions.is_left(engine, kind):
+            self._left.again(product, product.flops(self._multiplications))
             return None
         call = self._call(product)
         if call is None:

@@ -61,7 +61,12 @@ class _Interposed:
         """Return its line of the account."""
         entry, module = self.slot.entry, account.module_name(str(self.slot.path))
         found = self.tally.row(entry.name, module, self.cell.calls, self.cell.least)
-        return found._replace(only_counted=not entry.is_computed)
+        if self.callback is None:
+            return found._replace(only_counted=True)
+        calls, flops = self.callback.left()
+        return found._replace(
+            host_calls=found.host_calls + calls, host_flops=found.host_flops + flops
+        )
 
 
 class _Hook:
@@ -169,7 +174,7 @@ class _Hook:
             if precision.code not in least:
                 by_hand = self.least
                 least[precision.code] = least_product(precision) if by_hand is None else by_hand
-            x.cell.set_least(least[precision.code])
+            x.callback.set_least(least[precision.code])
 
     def _restore(self) -> None:
         mappings = Mappings()

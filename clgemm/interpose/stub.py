@@ -5,12 +5,15 @@ original, with every argument where the caller has put it.  A large one is shown
 Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
 in Python, an exception at its first instruction included, the product is computed.
 
+One size beyond the threshold may be told to the stub that is left to the original as well: to be
+shown takes some 8 us, and programs make thousands of calls of one kind.
+
 Functions that clgemm does not compute have a stub that counts, and no more.
 
 Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
 thread waits for the interpreter's lock, which the team's first thread may hold.
 
-x86-64, System V ABI.  What a stub reads lies in a cell of 64 bytes on another page than its code.
+x86-64, System V ABI.  What a stub reads lies in a cell of 128 bytes on another page than its code.
 Neither is ever given back: a thread may be inside.
 """
 
@@ -26,11 +29,14 @@ from clgemm.runtime.machine_code import executable, memory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CELL_BYTES = 64
-_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON = range(0, 56, 8)
+CELL_BYTES, CODE_BYTES = 128, 64  # of which either begins at a multiple
+_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON, _LEFT, _LEFT_CALLS = range(
+    0, 72, 8
+)
 """Where in a cell are: the count of calls, the product m * n * k up to which a call is small, the
 original's address, the function's of Python, and three of Python's own: what tells a thread's
-state, `PyObject_IsTrue`, and what has the main thread call it."""
+state, `PyObject_IsTrue`, and what has the main thread call it; the product of larger calls that are
+left to the original, and the count of these."""
 NEVER = 2**63 - 1
 """A threshold that no product exceeds."""
 REGISTERS, STACK = 8, 72
@@ -90,7 +96,13 @@ _COMPARE = (
     "4D 3B 53 08"  # cmp r10, [r11+8]
     "7F 04"  # jg large, over the next jump
     "41 FF 63 10"  # small: jmp [r11+16]     the original
+    "4D 3B 53 38"  # cmp r10, [r11+56]
+    "75 09"  # jne large, over what follows
+    "F0 49 FF 43 40"  # lock inc qword [r11+64]
+    "41 FF 63 10"  # jmp [r11+16]     the original
 )
+_SMALL_AT, _LARGE_AT = 6, 25
+"""Where in this jumps go that come before it."""
 _LARGE = (
     "4C 8D 54 24 08"  # lea r10, [rsp+8]    behind the return address: arguments on the stack
     "48 83 EC 08"  # sub rsp, 8          16-byte alignment, at the call below
@@ -158,6 +170,15 @@ class Cell(NamedTuple):
         """Change that: one store, while calls go on."""
         self._word(_LEAST).value = min(product, NEVER)
 
+    @property
+    def left_calls(self) -> int:
+        """How many larger calls of a product that is left to the original were made."""
+        return self._word(_LEFT_CALLS).value
+
+    def leave(self, product: int) -> None:
+        """Leave calls of a product m * n * k to the original, unless it is 0."""
+        self._word(_LEFT).value = product
+
     def fill(self, original: int, shown: int, least: int) -> None:
         """Say where calls go, before the stub is used."""
         self._word(_ORIGINAL).value = original
@@ -197,7 +218,7 @@ def code(cell: int, extents: Sequence[int], *, by_value: bool, wide: bool) -> by
     for before, target in _jumps(sizes):  # 8 bits, counted from behind the jump
         found += _bytes(before, address)
         if target:
-            there = length + (6 if target == "small" else 10)
+            there = length + (_SMALL_AT if target == "small" else _LARGE_AT)
             found += struct.pack("<b", there - len(found) - 1)
     return _bytes(_FRONT, address) + found + _bytes(_COMPARE + _LARGE, address)
 
@@ -221,8 +242,7 @@ def place(codes: Sequence[bytes]) -> list[int]:
     OSError
         If the system allows no memory to be made executable.
     """
-    size = CELL_BYTES  # of an alignment
-    padded = [x + b"\xcc" * (-len(x) % size) for x in codes]
+    padded = [x + b"\xcc" * (-len(x) % CODE_BYTES) for x in codes]
     start = executable(b"".join(padded))
     ends = [sum(map(len, padded[:number])) for number in range(len(padded))]
     return [start + end for end in ends]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import PATIENCE, pairwise
 
+import clgemm
 from clgemm.dispatch.route import Route
 from clgemm.interpose import callbacks, decisions, slots, stub, triangles
 from clgemm.interpose.account import Tally
@@ -59,7 +60,7 @@ class Function:
             pytest.skip(f"NumPy's BLAS has no {self.name}")
         self.direct.restype = None
         self.cell, self.tally, self.reasons = stub.cell(), Tally(), Reasons()
-        callback = Callback(
+        callback = self.callback = Callback(
             self.entry, self.cell, self.tally, self.reasons, lambda: None, calls_alone=True
         )
         forks.keep_for_ever(callback.function)
@@ -237,6 +238,29 @@ def test_what_the_device_does_not_compute_goes_to_the_blas(
     assert function.tally.row("", "", 0, 0)[4:8] == (0, 0, 0.0, 0.0)
     assert np.array_equal(call["c"], before)
     capfd.readouterr()  # what the BLAS says of it
+
+
+def test_a_size_that_the_host_computes_again_and_again_is_not_shown(device, library, rng):
+    """Until the thresholds are set anew; and never if the device has computed one of it."""
+    function, left_after = Function(library, "sgemm", "cblas"), callbacks.LEFT_AFTER
+    call = given(rng, function, "row", "L", "N", "N", 0, 1.0, 0.0)
+
+    def times(count, route):
+        with registry.using(device), clgemm.settings.using(route=route):
+            for _ in range(count):
+                function.interposed(*function.arguments(call))
+        return function.tally.row("", "", 0, 0).host_calls, function.cell.left_calls
+
+    assert times(1 + left_after, "host") == (1 + left_after, 0)
+    assert times(5, "host") == (1 + left_after, 5)
+    assert function.callback.left() == (5, 5 * 2 * M * N * K)
+    assert times(1, "device") == (1 + left_after, 6)
+    function.callback.set_least(1)
+    assert times(1, "device") == (1 + left_after, 6)
+    assert function.on_device() == 1
+    shown, left = times(3 * left_after, "host")
+    assert (shown, left) == (1 + 4 * left_after, 6)
+    assert function.callback.left() == (6, 6 * 2 * M * N * K)
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])

@@ -112,6 +112,20 @@ def test_the_threshold_can_be_changed(paths):
     assert len(call.shown) == 1
 
 
+@pytest.mark.parametrize(("by_value", "wide"), FORMS)
+def test_one_larger_size_may_be_left_to_the_original(paths, by_value, wide):
+    call = Placed(paths, by_value, wide, least=1000, done=1)
+    call.cell.leave(10 * 11 * 12)
+    for sizes in ((10, 11, 12), (2, 2, 330), (10, 10, 10)):
+        assert call(*sizes) is not None
+    assert (call.shown, call.cell.calls, call.cell.left_calls) == ([], 3, 2)
+    for sizes in ((10, 11, 13), (10, 11, 11), (2**31 - 1,) * 3):
+        assert call(*sizes) is None
+    call.cell.leave(0)
+    assert call(10, 11, 12) is None
+    assert (len(call.shown), call.cell.left_calls) == (4, 2)
+
+
 def test_calls_of_all_threads_are_counted(paths):
     call = Placed(paths, by_value=True, wide=True, least=stub.NEVER)
     function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)(call.address)
