@@ -59,8 +59,6 @@ _FACTORS = {dtype: _COMPLEX if dtype.kind == "c" else _REAL for dtype in BY_DTYP
 _LEAST, _MOST = 1e-37, 1e37
 """Factors of that size are no zero and no infinity in single precision either."""
 _MATRIX = 2  # axes
-OUTER = 512
-"""Elements of an outer product, from which SciPy's gemm takes less time than NumPy's loop."""
 _NDARRAY = np.ndarray
 
 
@@ -142,6 +140,6 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
     if log.isEnabledFor(logging.DEBUG):
         m, n, k = repeated.extents(a, b)
         log.debug("%s", unmeasured(ELEMENT_OF[dtype], k, (product // (m * n * k), m, n), _WHY))
-    if host_blas.is_outer(a, b) and product >= OUTER:
+    if host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)
     return host_blas.matmul(a, b) if out is None else host_blas.matmul(a, b, out)

@@ -260,6 +260,17 @@ def test_outer_products_are_numpys(code, rng, monkeypatch):
         clgemm.matmul(np.ones((40, 5)), np.ones((1, 40)))
 
 
+@pytest.mark.parametrize("code", "sdcz")
+def test_short_and_narrow_outer_products_are_left_to_numpys_loop(code):
+    dtype = PRECISIONS[code].dtype
+    column, row = np.ones((1000, 1), dtype), np.ones((1, 1000), dtype)
+    assert host_blas.is_outer(column, row)
+    assert not host_blas.is_outer(column[:30], row[:, :60])
+    assert not host_blas.is_outer(column[:1], row)
+    assert not host_blas.is_outer(column, row[:, :1])
+    assert host_blas.is_outer(np.ones((9000, 1), dtype), row[:, :3]) == (code in "sd")
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("code", "sdcz")
 def test_an_outer_product_waits_for_no_other_thread(code, rng, monkeypatch):
