@@ -150,12 +150,9 @@ def _routine(code: str) -> Routine:
         trans_b: Any = 0,
         overwrite_c: Any = 0,
     ) -> NDArray[Any]:
-        is_plain = c is None and type(beta) is float and beta == 0.0
-        if is_plain and type(overwrite_c) is int and not overwrite_c:
-            product = small.gemm(dtype, alpha, a, b, trans_a, trans_b)
-            if product is not None:
-                return product
-        return _gemm(name, precision, alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
+        arguments = (alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
+        product = small.gemm(dtype, arguments)
+        return _gemm(name, precision, *arguments) if product is None else product
 
     factor = "complex" if precision.is_complex else "float"
     lacks = ", or this one lacks double precision" if precision.is_double else ""
@@ -210,8 +207,8 @@ def _gemm(
         result = target
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
     hosted = engines.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
-    if c is None and beta == 0 and alpha != 0:
-        repeated.remember_gemm(a, b, trans_a, trans_b, hosted=hosted)
+    if alpha != 0:
+        repeated.remember_gemm((alpha, a, b, beta, c, trans_a, trans_b, overwrite_c), hosted=hosted)
     return result
 
 

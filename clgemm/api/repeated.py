@@ -16,8 +16,9 @@ from clgemm import settings
 from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
+from clgemm.host import scipy_blas
 from clgemm.layouts import address_of, is_same_memory
-from clgemm.problem import AS_GIVEN, INTEGER_DTYPES, Call, dtype_of_product
+from clgemm.problem import AS_GIVEN, BY_DTYPE, INTEGER_DTYPES, Call, dtype_of_product
 from clgemm.runtime import reentry, registry
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.dispatch.engine import Engine
+
+Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
+"""Of SciPy's gemm, in its order: alpha, a, b, beta, c, trans_a, trans_b, overwrite_c."""
 
 log = logging.getLogger(__name__)
 
@@ -84,43 +88,39 @@ def _by_host(a: NDArray[Any], b: NDArray[Any], out: Any) -> Any:
     return host_blas.tall if out is None and host_blas.is_tall(a, b) else host_blas.matmul
 
 
-def gemm(
-    alpha: float, a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int
-) -> NDArray[Any] | None:
-    """Return alpha * op(a) @ op(b) if such arrays were multiplied before, else None."""
+def gemm(arguments: Arguments) -> NDArray[Any] | None:
+    """Return what SciPy's gemm does if a product of such arrays was computed before, else None."""
     device = registry.opened()
     if device is None:
         return None
-    compute = device.repeated.get(_gemm_kind(a, b, trans_a, trans_b))
+    compute = device.repeated.get(_gemm_kind(arguments))
     if compute is None or log.isEnabledFor(logging.DEBUG):
         return None
     if compute.__class__ is not _ByDevice and not settings.chooses_route():
         return None
-    op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-    found: NDArray[Any] | None = compute.gemm(alpha, op_a, op_b)
+    found: NDArray[Any] | None = compute.gemm(arguments)
     return found
 
 
-def remember_gemm(
-    a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int, *, hosted: bool
-) -> None:
-    """Keep how a BLAS product of such operands was computed."""
+def remember_gemm(arguments: Arguments, *, hosted: bool) -> None:
+    """Keep how a BLAS product was computed whose result is of its own or as `c` lies."""
     known = engines.opened()
+    _, a, b, _, _, _, trans_b, _ = arguments
     n = b.shape[0 if trans_b else 1]
     if known is None or not 0 < n * a.size <= host_blas.LONG:
         return
-    kind = _gemm_kind(a, b, trans_a, trans_b)
+    kind = _gemm_kind(arguments)
     if not hosted and _still_holds(known, kind):
         return
-    conj = tuple(a.dtype.kind == "c" and x == _CONJUGATE for x in (trans_a, trans_b))
-    op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-    compute: Any = _GemmByHost(conj) if hosted else _ByDevice.of_gemm(known, op_a, op_b, conj)
+    compute: Any = _GemmByHost(arguments) if hosted else _ByDevice.of_gemm(known, arguments)
     if compute is not None:
         known.repeat(kind, compute)
 
 
-def _gemm_kind(a: NDArray[Any], b: NDArray[Any], trans_a: int, trans_b: int) -> Hashable:
-    return a.dtype, a.shape, a.strides, trans_a, b.dtype, b.shape, b.strides, trans_b
+def _gemm_kind(arguments: Arguments) -> Hashable:
+    _, a, b, beta, c, trans_a, trans_b, _ = arguments
+    reads_c = 0 if c is None or beta == 0 else 1 if beta == 1 else 2
+    return a.dtype, a.shape, a.strides, trans_a, b.dtype, b.shape, b.strides, trans_b, reads_c
 
 
 def _still_holds(known: Engine, kind: Hashable) -> bool:
@@ -130,15 +130,33 @@ def _still_holds(known: Engine, kind: Hashable) -> bool:
 
 
 class _GemmByHost:
-    """Multiplies as the route has it done: SciPy would copy row-major operands."""
+    """SciPy's own gemm, which would copy row-major operands: it gets them turned."""
 
-    def __init__(self, conj: tuple[bool, ...]) -> None:
-        self._conj = conj
+    def __init__(self, arguments: Arguments) -> None:
+        _, a, b, _, _, trans_a, trans_b, _ = arguments
+        self._routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
+        self._turned_a = _turned(a, trans_a)
+        self._turned_b = _turned(b, trans_b)
 
-    def gemm(self, alpha: complex, op_a: NDArray[Any], op_b: NDArray[Any]) -> NDArray[Any]:
-        c = np.empty((op_a.shape[0], op_b.shape[1]), op_a.dtype, "F")
-        host_blas.gemm(Call.of(alpha, op_a, op_b, 0.0, c, *self._conj))
-        return c
+    def gemm(self, arguments: Arguments) -> NDArray[Any]:
+        alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
+        if self._turned_a is not None:
+            a, trans_a = a.T, self._turned_a
+        if self._turned_b is not None:
+            b, trans_b = b.T, self._turned_b
+        product: NDArray[Any] = self._routine(
+            alpha, a, b, beta, c, trans_a, trans_b, overwrite_c
+        )  # fmt: skip
+        return product
+
+
+def _turned(x: NDArray[Any], trans: int) -> int | None:
+    """Return the flag for `x.T` if it is that which SciPy takes as it lies, else None."""
+    if x.flags.f_contiguous or not x.flags.c_contiguous:
+        return None
+    if trans == _CONJUGATE and x.dtype.kind == "c":  # BLAS cannot conjugate alone
+        return None
+    return 0 if trans else 1
 
 
 class _ByDevice:
@@ -165,12 +183,13 @@ class _ByDevice:
         return cls._of(known, Call.of(1.0, a, b, 0.0, c))
 
     @classmethod
-    def of_gemm(
-        cls, known: Engine, op_a: Any, op_b: Any, conj: tuple[bool, ...]
-    ) -> _ByDevice | None:
+    def of_gemm(cls, known: Engine, arguments: Arguments) -> _ByDevice | None:
         """Make what multiplies two matrices, perhaps conjugated, into a column-major result."""
-        c = np.empty((op_a.shape[0], op_b.shape[1]), op_a.dtype, "F")
-        return cls._of(known, Call.of(1.0, op_a, op_b, 0.0, c, *conj))
+        alpha, a, b, beta, c, trans_a, trans_b, _ = arguments
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        result = np.empty((op_a.shape[0], op_b.shape[1]), a.dtype, "F")
+        conj = (a.dtype.kind == "c" and x == _CONJUGATE for x in (trans_a, trans_b))
+        return cls._of(known, Call.of(alpha, op_a, op_b, 0.0 if c is None else beta, result, *conj))
 
     @classmethod
     @reentry.entry(nested=lambda *_: None)
@@ -200,13 +219,22 @@ class _ByDevice:
             return None
         return self._run(1.0, a, b, c)
 
-    def gemm(self, alpha: complex, op_a: NDArray[Any], op_b: NDArray[Any]) -> NDArray[Any] | None:
+    def gemm(self, arguments: Arguments) -> NDArray[Any] | None:
         """Multiply as BLAS does."""
-        return self._run(alpha, op_a, op_b, np.empty(self._shape, self._dtype, "F"))
+        alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
+        if c is not None and overwrite_c and c.flags.f_contiguous:
+            result = c
+        elif c is None or beta == 0:
+            result, beta = np.empty(self._shape, self._dtype, "F"), 0.0
+        else:
+            result = c.copy("F")
+        return self._run(
+            alpha, a.T if trans_a else a, b.T if trans_b else b, result, beta
+        )  # fmt: skip
 
     @reentry.entry(nested=lambda *_: None)
     def _run(
-        self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]
+        self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], beta: complex = 0.0
     ) -> NDArray[Any] | None:
         known, conj = self._engine, self._conj
         if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
@@ -214,9 +242,9 @@ class _ByDevice:
         if self._may_be_gram and is_same_memory(a, b):
             return None
         if self._turned:
-            call = Call(alpha, b.T, a.T, 0.0, c.T, conj[0], conj[1], transposed=True)
+            call = Call(alpha, b.T, a.T, beta, c.T, conj[0], conj[1], transposed=True)
         else:
-            call = Call(alpha, a, b, 0.0, c, conj[0], conj[1])
+            call = Call(alpha, a, b, beta, c, conj[0], conj[1])
         try:
             known.run(self._decision, call)
         except (DeviceError, MemoryError):

@@ -23,6 +23,8 @@ from clgemm.problem import BY_DTYPE, ELEMENT_OF, INTEGER_DTYPES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from clgemm.api.repeated import Arguments
+
 log = logging.getLogger(__name__)
 
 
@@ -49,26 +51,33 @@ _MOST_STACKED = _most(SMALL_STACK)
 LEAST = min(MOST.values())
 """Up to which a product is small, whatever its type."""
 _WHY = "it is small"
-_FLAGS = (0, 1, 2)
+_FLAGS, _SWITCH = (0, 1, 2), (0, 1)
+_INTEGERS = frozenset({int, bool})
+_REAL = frozenset({float, int, np.float64, np.float32})
+_COMPLEX = _REAL | {complex, np.complex128, np.complex64}
+_FACTORS = {dtype: _COMPLEX if dtype.kind == "c" else _REAL for dtype in BY_DTYPE}
+_LEAST, _MOST = 1e-37, 1e37
+"""Factors of that size are no zero and no infinity in single precision either."""
 _MATRIX = 2  # axes
-OUTER = 512
-"""Elements of an outer product, from which SciPy's gemm takes less time than NumPy's loop."""
 _NDARRAY = np.ndarray
 
 
-def gemm(
-    dtype: np.dtype[Any], alpha: Any, a: Any, b: Any, trans_a: Any, trans_b: Any
-) -> NDArray[Any] | None:
-    """Return alpha * op(a) @ op(b) of plain matrices if it is small or was met before, else None.
+def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
+    """Return what SciPy's gemm returns for plain arguments if it is small or was met, else None.
 
-    An alpha of 0 is left to the faces: some of OpenBLAS' kernels for small matrices multiply even
-    then, so that a NaN in `a` shows.
+    SciPy reads the arguments itself, so what is taken is only what it and the faces treat alike:
+    a `c` that may be written shares no memory with an operand, and factors are neither zero nor
+    rounded to it (some of OpenBLAS' kernels for small matrices multiply by an alpha of 0, so that
+    a NaN in `a` shows).
     """
+    alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
     if not (
-        type(a) is np.ndarray and type(b) is np.ndarray and a.ndim == b.ndim == 2
+        type(a) is _NDARRAY and type(b) is _NDARRAY and a.ndim == b.ndim == _MATRIX
         and a.dtype == dtype == b.dtype
-        and type(alpha) is float and alpha != 0 and type(trans_a) is int and type(trans_b) is int
+        and type(trans_a) in _INTEGERS and type(trans_b) in _INTEGERS
         and trans_a in _FLAGS and trans_b in _FLAGS
+        and type(overwrite_c) in _INTEGERS
+        and type(alpha) in _FACTORS[dtype] and _LEAST <= abs(alpha) <= _MOST
     ):  # fmt: skip
         return None
     m, k = a.shape
@@ -78,18 +87,35 @@ def gemm(
     if trans_b:
         rows, n = n, rows
     product = m * n * k
-    if k != rows or not product:
+    plain = c is None and type(beta) is float and beta == 0.0 and overwrite_c in _SWITCH
+    if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
     if product > MOST[dtype]:
-        return repeated.gemm(alpha, a, b, trans_a, trans_b)
+        return repeated.gemm(arguments)
     if not settings.chooses_route():
         return None
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
-    routine = _ROUTINES[dtype]
-    if trans_a or trans_b:
-        return cast("NDArray[Any]", routine(alpha, a, b, trans_a=trans_a, trans_b=trans_b))
-    return cast("NDArray[Any]", routine(alpha, a, b))
+    if plain and not (trans_a or trans_b):
+        return cast("NDArray[Any]", _ROUTINES[dtype](alpha, a, b))
+    return cast("NDArray[Any]", _ROUTINES[dtype](*arguments))
+
+
+def _fits(arguments: Arguments, dtype: np.dtype[Any], shape: tuple[int, int]) -> bool:
+    """Tell whether beta, `c` and its flag are of the kind that `gemm` takes."""
+    _, a, b, beta, c, _, _, overwrite_c = arguments
+    if overwrite_c not in _SWITCH or type(beta) not in _FACTORS[dtype]:
+        return False
+    if not (beta == 0 or _LEAST <= abs(beta) <= _MOST):
+        return False
+    if c is None:
+        return True
+    if not (type(c) is _NDARRAY and c.dtype == dtype and c.shape == shape):
+        return False
+    if not overwrite_c:
+        return True
+    shared = np.may_share_memory(c, a) or np.may_share_memory(c, b)
+    return c.flags.behaved and not shared
 
 
 def matmul(a: Any, b: Any, out: Any = None) -> Any:
@@ -114,6 +140,6 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
     if log.isEnabledFor(logging.DEBUG):
         m, n, k = repeated.extents(a, b)
         log.debug("%s", unmeasured(ELEMENT_OF[dtype], k, (product // (m * n * k), m, n), _WHY))
-    if host_blas.is_outer(a, b) and product >= OUTER:
+    if host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)
     return host_blas.matmul(a, b) if out is None else host_blas.matmul(a, b, out)

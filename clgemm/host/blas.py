@@ -25,6 +25,8 @@ LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to s
 _MATRIX = 2  # axes
 OUTER = 1 << 17
 """Elements of an outer product that is worth the time to load SciPy's BLAS."""
+SHORT, NARROW = {False: 2000, True: 4000}, {False: 2, True: 4}
+"""Elements and columns of real and complex outer products, below which NumPy's loop is as fast."""
 ONE_THREAD = {False: 1 << 18, True: 1 << 15}
 """Multiplications of real and of complex numbers up to which OpenBLAS starts no other thread."""
 NARROWEST = 64  # columns that a call needs to be fast
@@ -64,10 +66,16 @@ def multiply(call: Call) -> None:
 
 
 def is_outer(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether matrices have one column and one row to multiply: NumPy asks no BLAS then."""
+    """Tell whether there are one column and one row to multiply, for which NumPy asks no BLAS.
+
+    And enough of them that SciPy's gemm takes less time than NumPy's loop.
+    """
     if not (a.ndim == b.ndim == _MATRIX and a.shape[1] == b.shape[0] == 1):
         return False
-    return bool(a.shape[0] > 1 < b.shape[1])  # else it does
+    m, n, is_complex = a.shape[0], b.shape[1], a.dtype.kind == "c"
+    if m == 1 or n < NARROW[is_complex]:  # of vectors NumPy does ask BLAS
+        return False
+    return bool(m * n >= SHORT[is_complex])
 
 
 def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:

@@ -61,6 +61,54 @@ def test_later_products_are_the_first_one_bit_by_bit(device, shortly, code, rng)
     np.testing.assert_allclose(clgemm.matmul(2 * a, b), 2 * first["matmul"])
 
 
+@pytest.mark.parametrize("route", ["device", "auto"])
+@pytest.mark.parametrize("code", "sdcz")
+def test_later_gemms_read_and_write_c_as_the_first_one(device, code, route, rng, monkeypatch):
+    """By the device and, for the other route, by the host: with each kind of beta and of `c`."""
+    precision = PRECISIONS[code]
+    device.require(precision)
+    gemm, known = getattr(clgemm, f"{code}gemm"), engines.of(device)
+    compute = engines.compute
+    a, b = (random_matrix(rng, precision, *shape) for shape in ((M, K), (K, N)))
+    a, c = a.copy("C"), random_matrix(rng, precision, M, N)
+    cases = itertools.product((0.0, 1, -0.5), (0, 2), "CF", (0, 1))
+    for beta, trans, order, overwrite in cases:
+        monkeypatch.setenv("CLGEMM_ROUTE", "device")
+        y = b.T.copy("F") if trans else b
+        known.forget()
+        first = gemm(2.0, a, y, beta=beta, c=c.copy(order), trans_b=trans, overwrite_c=overwrite)
+        want = 2 * a @ (y.conj().T if trans else y) + beta * c
+        if route == "auto":
+            known.forget()
+            arguments = (2.0, a, y, beta, c, 0, trans, overwrite)
+            repeated.remember_gemm(arguments, hosted=True)
+        monkeypatch.setenv("CLGEMM_ROUTE", route)
+        monkeypatch.setattr(engines, "compute", None)
+        mine = c.copy(order)
+        got = gemm(2, a, y, beta=beta, c=mine, trans_b=trans, overwrite_c=overwrite)
+        bound = 4 * K * precision.eps * (np.abs(a) @ np.abs(b) + np.abs(c)).max()
+        np.testing.assert_allclose(got, want, rtol=0, atol=bound)
+        assert got.flags.f_contiguous
+        assert (got is mine) == bool(overwrite and order == "F")
+        assert got is mine or mine.tobytes() == c.copy(order).tobytes()
+        assert route == "auto" or got.tobytes() == first.tobytes()
+        monkeypatch.setattr(engines, "compute", compute)
+    known.forget()
+
+
+def test_a_result_beside_its_operands_takes_the_long_way(shortly, rng):
+    """Where `c` shares memory with an operand, and for other betas than those met."""
+    a, b = (np.asfortranarray(rng.uniform(-1, 1, (M, M))) for _ in "ab")
+    want, c = a @ b, np.zeros((M, M), order="F")
+    clgemm.dgemm(1.0, a, b, c=c, overwrite_c=1)
+    shortly()
+    with pytest.raises(TypeError):
+        clgemm.dgemm(1.0, a, b, c=a, overwrite_c=1)
+    with pytest.raises(TypeError):
+        clgemm.dgemm(1.0, a, b, beta=1.0, c=c, overwrite_c=1)
+    np.testing.assert_allclose(clgemm.dgemm(1.0, a, b, c=c), want, atol=1e-12)
+
+
 def test_another_kind_takes_the_long_way(shortly, operands):
     a, b = operands
     clgemm.matmul(a, b)
@@ -157,12 +205,13 @@ def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monk
     known = engines.of(device)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     repeated.remember(a, b, None, hosted=True)
-    repeated.remember_gemm(a, b, 0, 0, hosted=True)
+    arguments = (2.0, a, b, 0.0, None, 0, 0, 0)
+    repeated.remember_gemm(arguments, hosted=True)
     assert repeated.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
-    np.testing.assert_allclose(repeated.gemm(2.0, a, b, 0, 0), 2 * (a @ b))
+    np.testing.assert_allclose(repeated.gemm(arguments), 2 * (a @ b))
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
     assert repeated.matmul(a, b) is None
-    assert repeated.gemm(2.0, a, b, 0, 0) is None
+    assert repeated.gemm(arguments) is None
     known.forget()
 
 
@@ -209,6 +258,17 @@ def test_outer_products_are_numpys(code, rng, monkeypatch):
         np.testing.assert_array_equal(overlapping, want)
     with pytest.raises(ValueError, match="mismatch"):
         clgemm.matmul(np.ones((40, 5)), np.ones((1, 40)))
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_short_and_narrow_outer_products_are_left_to_numpys_loop(code):
+    dtype = PRECISIONS[code].dtype
+    column, row = np.ones((1000, 1), dtype), np.ones((1, 1000), dtype)
+    assert host_blas.is_outer(column, row)
+    assert not host_blas.is_outer(column[:30], row[:, :60])
+    assert not host_blas.is_outer(column[:1], row)
+    assert not host_blas.is_outer(column, row[:, :1])
+    assert host_blas.is_outer(np.ones((9000, 1), dtype), row[:, :3]) == (code in "sd")
 
 
 @pytest.mark.process

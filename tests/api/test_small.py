@@ -17,6 +17,10 @@ from clgemm.tuning.measure.verify import random_matrix
 pytestmark = pytest.mark.contract
 
 
+def _arguments(alpha, a, b, trans_a=0, trans_b=0, *, beta=0.0, c=None, overwrite_c=0):
+    return alpha, a, b, beta, c, trans_a, trans_b, overwrite_c
+
+
 @pytest.fixture
 def auto(monkeypatch):
     """Let the route decide, as users do; and refuse the long way."""
@@ -53,7 +57,7 @@ def test_the_limit_is_that_of_the_route(code, n, monkeypatch):
     precision = PRECISIONS[code]
     x = np.ones((n, n), precision.dtype)
     taken = 2 * n**3 * (4 if precision.is_complex else 1) <= small.SMALL_FLOPS
-    assert (small.gemm(precision.dtype, 1.0, x, x, 0, 0) is not None) == taken
+    assert (small.gemm(precision.dtype, _arguments(1.0, x, x)) is not None) == taken
     assert (small.matmul(x, x) is not None) == taken
 
 
@@ -61,10 +65,12 @@ def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
     single = np.dtype(np.float32)
     x = np.ones((4, 4), np.float32)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
-    assert small.gemm(single, 1.0, x, x, 0, 0) is not None
+    assert small.gemm(single, _arguments(1.0, x, x)) is not None
     unusual = [
-        (1, x, x, 0, 0),
+        ("1", x, x, 0, 0),
+        (1j, x, x, 0, 0),
         (0.0, x, x, 0, 0),
+        (1e-50, x, x, 0, 0),
         (1.0, x.astype(np.float64), x, 0, 0),
         (1.0, x.tolist(), x, 0, 0),
         (1.0, x[0], x, 0, 0),
@@ -74,7 +80,7 @@ def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
         (1.0, x[:0], x, 0, 0),
         (1.0, x.view(np.matrix), x, 0, 0),
     ]
-    assert [small.gemm(single, *call) for call in unusual] == [None] * len(unusual)
+    assert [small.gemm(single, _arguments(*call)) for call in unusual] == [None] * len(unusual)
     assert small.matmul(x, x[0]) is not None, "NumPy takes vectors, and stacks"
     assert small.matmul(x, x[0, 0]) is None
     assert small.matmul(x[:, :0], x[:0]) is None
@@ -83,13 +89,39 @@ def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
     assert small.matmul(x.astype(object), x.astype(object)) is None
     for wish in ("device", "host"):
         monkeypatch.setenv("CLGEMM_ROUTE", wish)
-        assert small.gemm(single, 1.0, x, x, 0, 0) is None
+        assert small.gemm(single, _arguments(1.0, x, x)) is None
         assert small.matmul(x, x) is None
 
 
 @pytest.mark.usefixtures("auto")
-def test_beta_and_c_take_the_long_way():
-    x = np.ones((4, 4))
-    for more in ({"c": x}, {"beta": float("nan")}, {"beta": 2.0}):
-        with pytest.raises(AssertionError, match="long way"):
-            clgemm.dgemm(1.0, x, x, **more)
+@pytest.mark.parametrize("code", "sdcz")
+def test_every_plain_argument_takes_the_short_way(code, rng):
+    """Bit for bit what SciPy returns, and `c` as SciPy leaves it."""
+    precision = PRECISIONS[code]
+    ours, theirs = getattr(clgemm, f"{code}gemm"), getattr(scipy.linalg.blas, f"{code}gemm")
+    a, b = (random_matrix(rng, precision, *shape) for shape in ((5, 7), (7, 6)))
+    factors = [2, -0.5, np.float32(0.25), np.float64(3)]
+    factors += [1 - 2j, np.complex64(1j)] if precision.is_complex else []
+    for alpha, order, flag in itertools.product(factors, "CF", (0, 1, True)):
+        for beta in (0, 0.0, 1, *factors):
+            c = random_matrix(rng, precision, 5, 6)
+            mine, its = c.copy(order), c.copy(order)
+            got = ours(alpha, a, b, beta=beta, c=mine, overwrite_c=flag)
+            want = theirs(alpha, a, b, beta=beta, c=its, overwrite_c=flag)
+            assert got.tobytes("F") == want.tobytes("F")
+            assert mine.tobytes() == its.tobytes()
+            assert (got is mine) == (want is its)
+
+
+def test_unusual_factors_and_results_are_left_to_the_long_way(monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+    x = np.ones((4, 4), order="F")
+    fixed = x.copy("F")
+    fixed.flags.writeable = False
+    for more in (
+        {"beta": float("nan")}, {"beta": 1e-300}, {"beta": "1"}, {"beta": 1j}, {"c": x[:3]},
+        {"c": x.astype(np.float32)}, {"c": x.tolist()}, {"c": x.view(np.matrix)},
+        {"c": x, "overwrite_c": 1}, {"c": fixed, "overwrite_c": 1}, {"c": x, "overwrite_c": None},
+    ):  # fmt: skip
+        assert small.gemm(x.dtype, _arguments(1.0, x, x, **more)) is None, more
+    assert small.gemm(x.dtype, _arguments(1.0, x, x, c=fixed)) is not None
