@@ -155,7 +155,7 @@ def run_with_forks(
     """
     count = forks = 0
     for case in cases:
-        if case.kind not in {"gemm", "matmul"}:
+        if case.kind not in {"gemm", "matmul", "interposed"}:
             continue
         count += 1
         if count % every == 0:

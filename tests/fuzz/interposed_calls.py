@@ -431,7 +431,9 @@ def _compare(
     if call.routine in {"syrk", "herk"}:
         op_b = op_a.T
     alpha, beta = (float(compare.magnitude(np.array([x]))[0]) for x in (call.alpha, call.beta))
-    size = alpha * (op_a @ op_b)
+    sums = op_a @ op_b
+    size = alpha * sums
+    size[sums > np.finfo(precision.dtype).max / compare.HEADROOM] = np.inf  # before alpha, perhaps
     if call.beta != 0:
         size += beta * compare.magnitude(given["c"].array)
     whole = all(x.values == "whole" for x in (call.a, call.b, call.c)) and all(
