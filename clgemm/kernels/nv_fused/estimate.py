@@ -1,0 +1,77 @@
+"""How long `nv_fused` and `nv_split` take for a problem: estimates from which a plan is chosen.
+
+Constants were fitted to drawn products on an H200.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from clgemm.kernels.costs import count_macro_tiles
+from clgemm.kernels.family import TICKETS, precision_of
+from clgemm.kernels.nv_split import layout
+from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+
+if TYPE_CHECKING:
+    from clgemm.problem import Gemm
+
+TURNS = {Tile(1, 128): 1.05e-6, Tile(1, 64): 0.65e-6}
+"""Seconds in which a compute unit computes 32 deep of a tile."""
+LAUNCH = 6e-6  # seconds of the launch, until a first tile's products begin, and its store
+NEXT = 1.5e-6  # of each further task of a work-group
+TICKET = 2.5e-6  # until a work-group knows that it is the last of its tile, and ...
+GATHERED = 8e10  # ... bytes a second that it reads of the parts
+PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # of k, that are tried
+MOST_TASKS = 4  # for each compute unit, if k is cut: so much scratch memory
+
+SPLIT_LAUNCH = 6e-6  # of each kernel of nv_split
+SPLIT_SLICE = 2.4e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs
+
+
+class Way(NamedTuple):
+    """A tile, and into how many parts k is cut."""
+
+    tile: Tile
+    parts: int
+    seconds: float
+
+
+def count_tiles(g: Gemm, tile: Tile) -> int:
+    """Count the tiles of all products of a stack."""
+    return count_macro_tiles(g, tile.by // precision_of(g).parts, tile.bx)
+
+
+def _ways(g: Gemm, tile: Tile, units: int) -> list[Way]:
+    tiles, slices = count_tiles(g, tile), -(-reals(g)[2] // SLICE)
+    ways = []
+    for parts in PARTS:
+        tasks = tiles * parts
+        if parts > 1 and (parts > slices or tasks > MOST_TASKS * units or tiles > TICKETS):
+            break
+        rounds = -(-tasks // units)
+        seconds = LAUNCH + rounds * 2 * -(-slices // parts) * TURNS[tile] + (rounds - 1) * NEXT
+        if parts > 1:
+            seconds += TICKET + parts * tile.bx * tile.by * 4 / GATHERED
+        ways.append(Way(tile, parts, seconds))
+    return ways
+
+
+@lru_cache(maxsize=256)
+def best_way(g: Gemm, largest: int, units: int) -> Way:
+    """Choose the tile, of at most `largest` rows of Y, and the parts that take the least time."""
+    return min(
+        (way for tile in TURNS if tile.by <= largest for way in _ways(g, tile, units)),
+        key=lambda way: way.seconds,
+    )
+
+
+def split_seconds(g: Gemm, units: int) -> float:
+    """Estimate what `nv_split` takes."""
+    rows_x, rows_y, depth = reals(g)
+    largest = Tile(2, 128)
+    slices = layout.share(g, layout.best_tile(g, largest, units), units)[1]
+    packed = (rows_x + rows_y) * depth * g.batch
+    launches = 2 if layout.is_short(g) else 3
+    return launches * SPLIT_LAUNCH + slices * SPLIT_SLICE + packed / SPLIT_PACKED
