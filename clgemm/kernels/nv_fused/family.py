@@ -118,7 +118,7 @@ class NvFused(KernelFamily):
             super().accepts(problem)
             and problem.k >= LEAST_DEPTH
             and not problem.triangle
-            and max(reals(problem)) <= INT32_MAX // 2
+            and max(*reals(problem), 2 * problem.lda, 2 * problem.ldb) <= INT32_MAX // 2
             and problem.batch * m * n // 4096 <= INT32_MAX // 4
         )
 
