@@ -46,6 +46,7 @@ from clgemm.kernels.family import (
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,8 @@ LEAST_DEPTH = 16
 LEAST_FLOPS = 3e8  # below, gpu_tiled takes less time
 SIGNATURE = GEMM_SIGNATURE + "iiiiipp"
 SPLIT = NvSplit()
+ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
+"""How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 
 FILES = (
     "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
@@ -142,6 +145,8 @@ class NvFused(KernelFamily):
         tasks = strips[0] * strips[1] * problem.batch * way.parts
         defines = precision_defines(precision_of(problem)) | {
             "MI": tile.mi, "BY": tile.by, "STAGES": self.stages(tile),
+            "ROWS_OF_X": how_rows_lie(problem, is_y=False),
+            "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
         }  # fmt: skip
         kernel = KernelSpec(
             FILES, "nv_fused_gemm", tuple(sorted(defines.items())), SIGNATURE, "sm_90a"
@@ -153,3 +158,12 @@ class NvFused(KernelFamily):
         step = Step(kernel, (groups * ITEMS,), (ITEMS,), args)
         scratch = tasks * tile.bx * tile.by * 4 if way.parts > 1 else 0
         return Plan((step,), scratch, takes_tickets=way.parts > 1)
+
+
+def how_rows_lie(g: Gemm, *, is_y: bool) -> int:
+    """Say it of X or Y as nv_fused/load.cl does."""
+    if not (g.trans_a if is_y else not g.trans_b):
+        return ACROSS
+    steps = (g.lda, g.stride_a, g.offset_a) if is_y else (g.ldb, g.stride_b, g.offset_b)
+    wide = ALIGNMENT // precision_of(g).itemsize
+    return ALIGNED if g.aligned and not any(step % wide for step in steps) else ANYWHERE

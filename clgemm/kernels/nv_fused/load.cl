@@ -1,17 +1,29 @@
 // nv_fused, the producers: they read X and Y where they lie, split floats into three bf16, and write the
 // parts into slots, in the layout that the tensor cores read.
 //
-// A producer has chunks of 8 reals of a row, two or one of X and of Y.  While it splits one, others are
+// A producer has chunks of 8 reals of a row, two of X, two or one of Y.  While it splits one, others are
 // on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of them
 // nothing is stored.  Neighbouring work-items read
-//      rows along k     4 chunks of a row, in vectors: a row that starts anywhere in three of them
 //      rows across k    a chunk of 32 rows, element by element
+//      rows along k     4 chunks of a row, in vectors: a row that starts anywhere in three of them
 //
-// Nothing is scaled, so small floats are looked at more closely, and the least is kept.
+// Nothing is scaled, so the least float that is not 0 is kept, for who multiplies to look at.
 //
-// Registers are few.  What is on its way has to stay in them: each chunk is a variable of its own.
+// Registers are few, and so are the warps that hide each other's waits.  So chunks are variables of their
+// own, and a slice is one sequence of instructions without branches: how rows lie is known to the
+// compiler, and a last slice of less depth is read in another way.
 
-#define SOME_SMALL 0x1p-20f  // chunks with a float below this are looked at
+#define ACROSS 0    // rows lie across k
+#define ANYWHERE 1  // along k, and begin anywhere
+#define ALIGNED 2   // along k, on multiples of 16 bytes
+#ifndef ROWS_OF_X
+#define ROWS_OF_X ACROSS
+#endif
+#ifndef ROWS_OF_Y
+#define ROWS_OF_Y ACROSS
+#endif
+
+#define SOME_SMALL 0x1p-20f  // a float of which two are not too small for each other
 #define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)  // of X there are two
 #define SLOT ((BX + BY) * 192)
 
@@ -21,23 +33,6 @@ typedef __global const uchar *Bytes;
 typedef struct {
     float4 a, b, c;
 } Raw;
-
-// An operand, as far as all its chunks have it in common.
-typedef struct {
-    uint pitch;  // bytes from line to line
-    ulong step;  // and from slice to slice
-    int along_k, conj;
-} Lines;
-
-INLINE Lines lines_of(const Operand *o)
-{
-    Lines lines;
-    lines.pitch = (uint)(o->ld * sizeof(ELEM));
-    lines.step = o->along_k ? DEPTH * sizeof(float) : DEPTH / CE * (ulong)lines.pitch;
-    lines.along_k = o->along_k;
-    lines.conj = o->conj;
-    return lines;
-}
 
 // How many reals lie between the 16 bytes that a chunk is read from on and its first one.
 INLINE int late_of(Bytes at)
@@ -51,21 +46,12 @@ INLINE ELEM element_at(Bytes at, uint pitch, int q)
     return *(__global const ELEM *)(at + (ulong)pitch * q);
 }
 
-// Read a chunk of which all lies inside.
-INLINE Raw fetch_whole(Bytes at, const Lines *lines)
+// Read a chunk of which all lies inside, of rows that lie `how`.
+INLINE Raw fetch(Bytes at, uint pitch, const int how)
 {
     Raw r;
-    const uint pitch = lines->pitch;
     r.c = (float4)(0);
-    if (lines->along_k) {
-        // A vector that holds one of the chunk's reals may be read: memory ends at no other place.
-        const int late = late_of(at);
-        __global const float4 *from = (__global const float4 *)(at - late * 4);
-        r.a = from[0];
-        r.b = from[1];
-        if (late)
-            r.c = from[2];
-    } else {
+    if (how == ACROSS) {
 #if IS_COMPLEX
         r.a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1));
         r.b = (float4)(element_at(at, pitch, 2), element_at(at, pitch, 3));
@@ -75,15 +61,22 @@ INLINE Raw fetch_whole(Bytes at, const Lines *lines)
         r.b = (float4)(element_at(at, pitch, 4), element_at(at, pitch, 5),
                        element_at(at, pitch, 6), element_at(at, pitch, 7));
 #endif
+    } else {
+        // A vector that holds one of the chunk's reals may be read: memory ends at no other place.
+        const int late = how == ALIGNED ? 0 : late_of(at);
+        __global const float4 *from = (__global const float4 *)(at - late * 4);
+        r.a = from[0];
+        r.b = from[1];
+        if (how == ANYWHERE)
+            r.c = from[late ? 2 : 1];
     }
     return r;
 }
 
-// The same of the last slice; c: the chunk's place in it, left: elements of k in it.
-INLINE Raw fetch_rest(Bytes at, const Lines *lines, int c, int left)
+// The same if only so many elements of the slice are left; c: the chunk's place in it.
+INLINE Raw fetch_rest(Bytes at, uint pitch, int c, int left)
 {
     Raw r;
-    const uint pitch = lines->along_k ? sizeof(ELEM) : lines->pitch;
     left -= c * (8 / CE);
 #define REST(q) (q < left ? element_at(at, pitch, q) : (ELEM)(0))
 #if IS_COMPLEX
@@ -100,7 +93,7 @@ INLINE Raw fetch_rest(Bytes at, const Lines *lines, int c, int left)
 // The chunk's reals, the first of which comes `late`.
 INLINE void reals_of(float x[8], Raw r, int late)
 {
-    const int two = late & 2, one = late & 1;
+    const int two = late & 2, one = CE == 1 ? late & 1 : 0;
     const float4 a = two ? (float4)(r.a.zw, r.b.xy) : r.a, b = two ? (float4)(r.b.zw, r.c.xy) : r.b;
     const float last = two ? r.c.z : r.c.x;
     x[0] = one ? a.y : a.x;
@@ -113,21 +106,13 @@ INLINE void reals_of(float x[8], Raw r, int late)
     x[7] = one ? last : b.w;
 }
 
-// Keep the least of what is not zero, as bits less 1.
-INLINE void look(const float x[8], volatile __local uint *least)
+// The least of what is not zero, as bits less 1.
+INLINE uint least_of(const float x[8], uint least)
 {
-    float all = fabs(x[0]);
     UNROLL
-    for (int q = 1; q < 8; q++)
-        all = fmin(all, fabs(x[q]));
-    if (all < SOME_SMALL) {
-        uint low = 0xffffffffu;
-        UNROLL
-        for (int q = 0; q < 8; q++)
-            low = min(low, (as_uint(x[q]) & 0x7fffffffu) - 1);
-        if (low < *least)
-            atomic_min(least, low);
-    }
+    for (int q = 0; q < 8; q++)
+        least = min(least, (as_uint(x[q]) & 0x7fffffffu) - 1);
+    return least;
 }
 
 // Where chunk c of a stored row lies in a part.
@@ -160,10 +145,10 @@ INLINE void keep(__local uchar *to, const float x[8], const int height, const in
 }
 
 // Number u of this producer's chunks of an operand with so many rows of elements: row and place in it.
-#define ROW_OF(u, rows, along_k)                                                               \
-    ((along_k) ? (item + (u) * PRODUCERS) / 4 : (item + (u) * PRODUCERS) % (rows))
-#define CHUNK_OF(u, rows, along_k)                                                             \
-    ((along_k) ? (item + (u) * PRODUCERS) % 4 : (item + (u) * PRODUCERS) / (rows))
+#define ROW_OF(u, rows, how)                                                                   \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) % (rows) : (item + (u) * PRODUCERS) / 4)
+#define CHUNK_OF(u, rows, how)                                                                 \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) / (rows) : (item + (u) * PRODUCERS) % 4)
 
 // Where a row's chunk begins, in the slice from element p of k on.
 INLINE Bytes start_of(const Operand *o, long row, int c, long p)
@@ -191,42 +176,67 @@ INLINE void publish_to_wgmma(void)
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Read the next chunk u of operand s, x or y, of which so many elements of k are left.
-#define FETCH(raw, s, u, left)                                                                 \
-    if ((left) >= DEPTH / CE)                                                                  \
-        raw = fetch_whole(at_##s##u, &of_##s);                                                 \
-    else                                                                                       \
-        raw = fetch_rest(at_##s##u, &of_##s, CHUNK_OF(u, rows_##s, of_##s.along_k), left);     \
-    at_##s##u += of_##s.step;
-#define FETCH_NEXT(raw, s, u)                                                                  \
-    if (turns > 1) {                                                                           \
-        FETCH(raw, s, u, left - DEPTH / CE)                                                    \
-    }
+// Read chunk u of operand s, x or y, and go on by step_s.
+#define FETCH(raw, s, u)                                                                       \
+    raw = fetch(at_##s##u, pitch_##s, how_##s);                                                \
+    at_##s##u += step_##s;
 // Take a chunk from where it was read to, start to read what `next` says, and keep the first one.
-#define TAKE(raw, s, u, next)                                                                  \
+#define TAKE(raw, s, u, late, next)                                                            \
     {                                                                                          \
         float v[8];                                                                            \
-        reals_of(v, raw, of_##s.along_k && left >= DEPTH / CE ? late_of(at_##s##u) : 0);       \
+        reals_of(v, raw, late);                                                                \
         next                                                                                   \
-        look(v, small_##s);                                                                    \
-        keep(slot + to_##s##u, v, height_##s, is_##s, of_##s.conj);                            \
+        least_##s = least_of(v, least_##s);                                                    \
+        keep(slot + to_##s##u, v, height_##s, is_##s, conj_##s);                               \
     }
+#define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
+// The last slice is read once more instead of one beyond.
+#define STEP(s, more) step_##s = (more) ? whole_##s : 0;
+#define TAKE_REST(s, u)                                                                        \
+    {                                                                                          \
+        const Raw raw = fetch_rest(at_##s##u, hop_##s, c_##s##u, left);                        \
+        TAKE(raw, s, u, 0, )                                                                   \
+    }
+#define NEXT_SLOT()                                                                            \
+    mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
+    __local uchar *slot = slots + turn.stage * SLOT;
+// With the last slot go the least floats.
+#define FILLED(is_last)                                                                        \
+    if (is_last)                                                                               \
+        leave_least(least + number % RING * 2, least_x, least_y);                              \
+    publish_to_wgmma();                                                                        \
+    warp_sync();                                                                               \
+    if ((item & 31) == 0)                                                                      \
+        mbarrier_arrive(full + turn.stage * 8);                                                \
+    next_turn(&turn);
+
+INLINE void leave_least(volatile __local uint *least, uint x, uint y)
+{
+    const uint some = as_uint(SOME_SMALL);
+    if (x < some)
+        atomic_min(least, x);
+    if (y < some)
+        atomic_min(least + 1, y);
+}
 
 INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     __global const ELEM *b, __local uchar *slots, uint full, uint empty,
                     __local uint *least)
 {
-    enum { rows_x = BX, rows_y = ROWS_Y, height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
+    enum { how_x = ROWS_OF_X, how_y = ROWS_OF_Y, height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
     const int item = work_item() - 256;
     // A constant where each producer has chunks of Y.
     const int has_y = CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item < ROWS_Y * 4;
-    const Operand x = operand_of(g, a, b, 0, 0), y = operand_of(g, a, b, 1, 0);
-    const Lines of_x = lines_of(&x), of_y = lines_of(&y);
+    const int conj_x = g->conj_b, conj_y = g->conj_a;
+    const uint pitch_x = (uint)(g->ldb * sizeof(ELEM)), pitch_y = (uint)(g->lda * sizeof(ELEM));
+    const uint hop_x = how_x == ACROSS ? pitch_x : sizeof(ELEM);
+    const uint hop_y = how_y == ACROSS ? pitch_y : sizeof(ELEM);
+    const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
 #define PLACE_X(u)                                                                             \
-    const int row_x##u = ROW_OF(u, BX, x.along_k), c_x##u = CHUNK_OF(u, BX, x.along_k);        \
+    const int row_x##u = ROW_OF(u, BX, how_x), c_x##u = CHUNK_OF(u, BX, how_x);                \
     const int to_x##u = place_in_part(row_x##u, c_x##u);
 #define PLACE_Y(u)                                                                             \
-    const int row_y##u = ROW_OF(u, ROWS_Y, y.along_k), c_y##u = CHUNK_OF(u, ROWS_Y, y.along_k); \
+    const int row_y##u = ROW_OF(u, ROWS_Y, how_y), c_y##u = CHUNK_OF(u, ROWS_Y, how_y);        \
     const int to_y##u = BX * 192 + place_in_y(row_y##u, c_y##u);
     PLACE_X(0)
     PLACE_X(1)
@@ -240,46 +250,67 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     for (int task = get_group_id(0); task < all->tasks; task += get_num_groups(0), number++) {
         const Task t = task_of(g, all, task);
         const int before = t.first * (2 * DEPTH / CE);
-        int left = (int)g->k - before;
-        __local uint *small_x = least + number % RING * 2, *small_y = small_x + 1;
         const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
-#define START_X(u) Bytes at_x##u = start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, before);
-#define START_Y(u)                                                                             \
-    Bytes at_y##u = start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, before);
-        START_X(0)
-        START_X(1)
-        START_Y(0)
-        Raw raw0, raw1;
-        FETCH(raw0, x, 0, left)
-        FETCH(raw1, x, 1, left)
+        // Of the last turn there may be less than a slot of k.
+        const int within = min((int)g->k - before, t.turns * (DEPTH / CE));
+        const int left = within % (DEPTH / CE);
+        int turns = within / (DEPTH / CE);
+        uint least_x = 0xffffffffu, least_y = 0xffffffffu;
+#define START_X(u, p) at_x##u = start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p);
+#define START_Y(u, p)                                                                          \
+    at_y##u = start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p);
+        Bytes START_X(0, before)
+        Bytes START_X(1, before)
+        Bytes START_Y(0, before)
 #if CHUNKS_Y > 1
-        START_Y(1)
-#else
-        Raw raw2 = raw0;
-        if (has_y) {
-            FETCH(raw2, y, 0, left)
-        }
+        Bytes START_Y(1, before)
+#endif
+        const int rest = before + within - left;
+        if (turns > 0) {
+            Raw raw0, raw1;
+            ulong STEP(x, turns > 1)
+            ulong STEP(y, CHUNKS_Y > 1 || turns > 1)
+            FETCH(raw0, x, 0)
+            FETCH(raw1, x, 1)
+#if CHUNKS_Y == 1
+            Raw raw2 = raw0;
+            if (has_y) {
+                FETCH(raw2, y, 0)
+            }
 #endif
 #pragma unroll 1
-        for (int turns = t.turns; turns > 0; turns--, left -= DEPTH / CE) {
-            mbarrier_wait(empty + turn.stage * 8, turn.parity);
-            __local uchar *slot = slots + turn.stage * SLOT;
+            for (; turns > 0; turns--) {
+                NEXT_SLOT()
+                STEP(x, turns > 2)
 #if CHUNKS_Y > 1
-            TAKE(raw0, x, 0, FETCH(raw0, y, 0, left))
-            TAKE(raw1, x, 1, FETCH(raw1, y, 1, left))
-            TAKE(raw0, y, 0, FETCH_NEXT(raw0, x, 0))
-            TAKE(raw1, y, 1, FETCH_NEXT(raw1, x, 1))
+                TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, y, 0))
+                TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, y, 1))
+                TAKE(raw0, y, 0, LATE(y, 0), FETCH(raw0, x, 0))
+                TAKE(raw1, y, 1, LATE(y, 1), FETCH(raw1, x, 1))
 #else
-            TAKE(raw0, x, 0, FETCH_NEXT(raw0, x, 0))
-            TAKE(raw1, x, 1, FETCH_NEXT(raw1, x, 1))
-            if (has_y)
-                TAKE(raw2, y, 0, FETCH_NEXT(raw2, y, 0))
+                STEP(y, turns > 2)
+                TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, x, 0))
+                TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, x, 1))
+                if (has_y)
+                    TAKE(raw2, y, 0, LATE(y, 0), FETCH(raw2, y, 0))
 #endif
-            publish_to_wgmma();
-            warp_sync();
-            if ((item & 31) == 0)
-                mbarrier_arrive(full + turn.stage * 8);
-            next_turn(&turn);
+                FILLED(turns == 1 && left == 0)
+            }
+        }
+        if (left > 0) {
+            START_X(0, rest)
+            START_X(1, rest)
+            START_Y(0, rest)
+            NEXT_SLOT()
+            TAKE_REST(x, 0)
+            TAKE_REST(x, 1)
+            if (has_y)
+                TAKE_REST(y, 0)
+#if CHUNKS_Y > 1
+            START_Y(1, rest)
+            TAKE_REST(y, 1)
+#endif
+            FILLED(1)
         }
     }
 }
