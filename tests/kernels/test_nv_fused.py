@@ -116,7 +116,7 @@ def test_shapes_orders_and_factors(device, config, code, ops, shape, beta, rng):
 
 
 @ways("code small", "sc", [-90, -120, -149])
-def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, small, rng):
+def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, small):
     """One tiny float, far from others, in any place of a row and in either operand."""
     for place in (0, 5, 77, 129):
         a, b = (x.copy(order="F") for x in operands(code, 140, 150, 130, "normal"))

@@ -1,25 +1,26 @@
 """The `nv_fused` family: fp32 and complex64 at fp32 accuracy in one launch, on Hopper.
 
-`nv_split` surveys and packs before it multiplies: two launches more, which mid-size and thin products
-take as long for as for their products.  Here each work-group reads its operands as they lie, splits
-them as it goes along, and multiplies: half of its warps do the one, half the other, at the same time.
+`nv_split` surveys and packs before it multiplies: one or two launches more, which for mid-size and
+thin products take as long as the products themselves.  Here each work-group reads its operands as
+they lie, splits them as it goes along, and multiplies: half of its warps do the one, half the
+other, at the same time.
 
-Nothing is known of the operands before they are split, so floats are not scaled, and the split is that
-of which the exponents are a float's: three bf16, six products.  The derivation in
-nv_split/family.py holds, with what takes the place of the survey:
+Nothing is known of the operands before they are split, so floats are not scaled, and the split is
+that whose exponents are a float's: three bf16, six products.  The derivation in nv_split/family.py
+holds, with what takes the place of the survey:
 
-- A float that is 0, or 2^-110 and more, is held by three bf16 with all its bits: the last bit of the
-  last one is 2^-133 at least, as subnormal numbers of bf16 are.
+- A float that is 0, or 2^-110 and more, is held by three bf16 with all its bits: the last bit of
+  the last one is 2^-133 at least, as those of subnormal bf16 are.
 - Products of the parts kept are normal floats if the least floats of X and Y that are not 0 make
-  2^-102 and more.  Those that split look for small floats, and keep the least.
-- Overflow of a float that is rounded, or of a sum, leaves an infinity or NaN in the sum, as operands
-  do that are not finite: 0 times an infinity is a NaN, and a sum that is not finite stays so.
+  2^-102 and more.  Those that split keep the least floats of a tile.
+- Overflow of a float that is rounded, or of a sum, leaves an infinity or NaN in the sum, as
+  operands do that are not finite: 0 times an infinity is a NaN, and such a sum stays so.
 
-Where one of these fails, the tile is computed anew by fp32 FMA.  So data of which some floats are tiny
-take longer here than in `nv_split`, which scales.
+Where one of these fails, the tile is computed anew by fp32 FMA.  So data of which some floats are
+tiny take longer here than in `nv_split`, which scales.
 
-With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut off is
-estimated as (k/32 + 10) u.
+With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
+off is estimated as (k/32 + 10) u.
 
 A tile is 128 columns of C by 128 or 64 reals of its rows.  Where tiles are few k is cut, and who is
 last of a tile adds up its parts (nv_ticket.cl).  `estimate` chooses.
@@ -152,7 +153,8 @@ class NvFused(KernelFamily):
             FILES, "nv_fused_gemm", tuple(sorted(defines.items())), SIGNATURE, "sm_90a"
         )
         args = (
-            *gemm_args(problem), tasks, way.parts, *strips, -(-depth // SLICE), "scratch", "tickets",
+            *gemm_args(problem), tasks, way.parts, *strips, -(-depth // SLICE),
+            "scratch", "tickets",
         )  # fmt: skip
         groups = min(tasks, traits.compute_units)
         step = Step(kernel, (groups * ITEMS,), (ITEMS,), args)
