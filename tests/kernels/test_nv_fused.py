@@ -38,7 +38,7 @@ from clgemm.tuning.measure.verify import run_once
 
 FAMILY = NvFused()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
-TILES = list(estimate.TURNS)
+TILES = list(estimate.TIMES)
 WAYS = [(tile, parts) for tile in TILES for parts in (1, 2, 5)]
 
 

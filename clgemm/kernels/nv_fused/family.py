@@ -95,7 +95,7 @@ class NvFused(KernelFamily):
         if not self.accepts(problem) or problem.flops < LEAST_FLOPS:
             return False
         units = traits.compute_units
-        seconds = estimate.best_way(problem, max(t.by for t in estimate.TURNS), units).seconds
+        seconds = estimate.best_way(problem, max(t.by for t in estimate.TIMES), units).seconds
         return not SPLIT.accepts(problem) or seconds < estimate.split_seconds(problem, units)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
@@ -112,7 +112,7 @@ class NvFused(KernelFamily):
     ) -> Iterator[str]:
         """Yield what the kernels are not written for."""
         del traits, precision
-        if Tile(1, config["BY"]) not in estimate.TURNS:
+        if Tile(1, config["BY"]) not in estimate.TIMES:
             yield "BY makes one of the tiles 128 x 128, 128 x 64"
 
     def accepts(self, problem: Gemm) -> bool:

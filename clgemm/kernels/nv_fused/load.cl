@@ -269,30 +269,27 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
         if (turns > 0) {
             Raw raw0, raw1;
             ulong STEP(x, turns > 1)
-            ulong STEP(y, CHUNKS_Y > 1 || turns > 1)
+            ulong STEP(y, turns > 1)
             FETCH(raw0, x, 0)
             FETCH(raw1, x, 1)
-#if CHUNKS_Y == 1
             Raw raw2 = raw0;
             if (has_y) {
                 FETCH(raw2, y, 0)
             }
+#if CHUNKS_Y > 1
+            Raw FETCH(raw3, y, 1)
 #endif
 #pragma unroll 1
             for (; turns > 0; turns--) {
                 NEXT_SLOT()
                 STEP(x, turns > 2)
-#if CHUNKS_Y > 1
-                TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, y, 0))
-                TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, y, 1))
-                TAKE(raw0, y, 0, LATE(y, 0), FETCH(raw0, x, 0))
-                TAKE(raw1, y, 1, LATE(y, 1), FETCH(raw1, x, 1))
-#else
                 STEP(y, turns > 2)
                 TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, x, 0))
                 TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, x, 1))
                 if (has_y)
                     TAKE(raw2, y, 0, LATE(y, 0), FETCH(raw2, y, 0))
+#if CHUNKS_Y > 1
+                TAKE(raw3, y, 1, LATE(y, 1), FETCH(raw3, y, 1))
 #endif
                 FILLED(turns == 1 && left == 0)
             }

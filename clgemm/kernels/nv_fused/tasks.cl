@@ -33,8 +33,8 @@ INLINE Task task_of(const Gemm *g, const Tasks *all, int number)
     within -= x0 * all->strips_y;
     t.x = x0 + within % width;
     t.y = within / width;
-    t.first = (int)((long)all->slices * part / all->parts);
-    t.last = (int)((long)all->slices * (part + 1) / all->parts);
+    t.first = all->slices * part / all->parts;  // at most 2^24 slices and 32 parts
+    t.last = all->slices * (part + 1) / all->parts;
     const int end = (int)min((long)t.last * (2 * DEPTH), g->k * CE);
     t.turns = (end - t.first * (2 * DEPTH) + DEPTH - 1) / DEPTH;
     return t;
