@@ -204,8 +204,11 @@ def test_slots_fit_the_local_memory(tile):
 
 
 def test_claims_what_it_computes_sooner_than_nv_split():
-    assert FAMILY.claims(HOPPER, of_size(3000, 300, 700))
-    assert FAMILY.claims(HOPPER, of_size(4000, 4000, 20))  # too little depth for nv_split
+    assert FAMILY.claims(HOPPER, of_size(2000, 380, 480))
+    assert FAMILY.claims(HOPPER, of_size(4000, 4000, 60))  # too little depth for nv_split
+    assert FAMILY.claims(HOPPER, of_size(2000, 2000, 24, "c"))
+    assert not FAMILY.claims(HOPPER, of_size(4000, 4000, 47))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(128, 128, 128, batch=1000))
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
     assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
     assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth

@@ -59,7 +59,8 @@ ITEMS = 512
 SLOT_BYTES = 192  # of a row of X or Y: three parts, 32 deep
 MOST_STAGES = 6
 LEAST_DEPTH = 16
-LEAST_FLOPS = 3e8  # below, gpu_tiled takes less time
+LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
+LEAST_CLAIMED = 48  # ... and with less depth, of reals, of which half the last slot is empty
 SIGNATURE = GEMM_SIGNATURE + "iiiiipp"
 SPLIT = NvSplit()
 ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
@@ -91,8 +92,10 @@ class NvFused(KernelFamily):
         return False
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
-        """Claim what it is estimated to compute sooner than `nv_split`."""
-        if not self.accepts(problem) or problem.flops < LEAST_FLOPS:
+        """Claim what it is estimated to compute sooner than `nv_split`, but no stacks."""
+        if problem.batch > 1 or problem.flops < LEAST_FLOPS or not self.accepts(problem):
+            return False
+        if reals(problem)[2] < LEAST_CLAIMED:
             return False
         units = traits.compute_units
         seconds = estimate.best_way(problem, max(t.by for t in estimate.TIMES), units).seconds
