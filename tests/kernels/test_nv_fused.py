@@ -10,6 +10,13 @@ import pytest
 from helpers import GPU, pairwise
 from scipy.linalg import blas
 from test_families import operand, value
+from test_nv_split import (
+    bf16_parts,
+    expanded_rows,
+    parts_as_reals,
+    stored_order,
+    unpack,
+)
 from test_nv_split_accuracy import (
     CASES,
     DIFFER,
@@ -25,7 +32,8 @@ from test_nv_split_accuracy import (
     wide,
 )
 
-from clgemm.kernels import BY_NAME
+from clgemm.kernels import BY_NAME, source
+from clgemm.kernels.family import gemm_args
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_fused.family import NvFused
 from clgemm.kernels.nv_split.family import LOCAL_BYTES
@@ -34,7 +42,7 @@ from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
 from clgemm.runtime import host_memory, opencl
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.runtime.queues import QueueState
-from clgemm.tuning.measure.verify import run_once
+from clgemm.tuning.measure.verify import random_matrix, run_once
 
 FAMILY = NvFused()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
@@ -128,6 +136,133 @@ def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, 
         exact, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
         got = multiply(device, config, a, b)
         assert np.all(np.abs(wide(got) - exact) <= 130 * U * size + 300 * 2.0**-149)
+
+
+# What producers write, on any device: a work-group of them fills a slot for each turn of all tasks.
+STUBS = """
+#define __local __global
+#define work_item() ((int)get_local_id(0) + 256)
+#define mbarrier_wait(address, parity)
+#define mbarrier_arrive(address)
+#define warp_sync()
+#define publish_to_wgmma()
+"""
+FILL = """
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void fill(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, int slices,
+          __global uchar *slots, __global uint *least)
+{
+    const Tasks all = {tasks, parts, strips_x, strips_y, slices};
+    produce(&g, &all, a, b, slots, 0, 0, least);
+}
+"""
+FILES_OF_PRODUCERS = ("nv_split/turns.cl", "nv_fused/tasks.cl", "nv_fused/load.cl")
+SLOTS = 24
+SOME_SMALL = np.float32(2.0**-20).view(np.uint32)
+
+
+def filled(device, problem, a, b, tile, parts):
+    """Run the producers; return the slots as bytes, the least floats as bits, and the tasks."""
+    config = FAMILY.default(HOPPER, PRECISIONS[problem.precision])
+    step = FAMILY.plan(HOPPER, problem, config).steps[0]
+    tasks, _, strips_x, strips_y, slices = step.args[6:11]
+    turns = -(-reals(problem)[2] // 32) * (tasks // parts)
+    assert turns <= SLOTS
+    defines = tuple((dict(step.kernel.defines) | {"STAGES": SLOTS}).items())
+    head = source.text(step.kernel._replace(files=(), defines=defines))
+    head += source.read("nv_split/split.cl") + source.read("nv_split/parts.cl")
+    body = "".join(source.read(file) for file in FILES_OF_PRODUCERS)
+    kernel = cl.Kernel(opencl.build(device.context, head + STUBS + body + FILL), "fill")
+    slots = np.full(turns * (tile.bx + tile.by) * 192, 0xFF, np.uint8)
+    least = np.full(16, 0xFFFFFFFF, np.uint32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    memory = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b, slots, least)]
+    numbers = [np.int32(x) for x in (tasks, parts, strips_x, strips_y, slices)]
+    dtype = PRECISIONS[problem.precision].dtype.type
+    kernel.set_args(
+        gemm_args(problem)[0], dtype(1), dtype(0), memory[0], memory[1], memory[2], *numbers,
+        memory[2], memory[3],
+    )  # fmt: skip
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (256,))
+    cl.enqueue_copy(device.queue, slots, memory[2])
+    cl.enqueue_copy(device.queue, least, memory[3])
+    return slots.reshape(turns, -1), least, tasks
+
+
+def rows_of_strip(rows, strip, height, depth):
+    """Return a strip's rows, those beyond the matrix as its last one, with zeros up to `depth`."""
+    places = np.minimum(np.arange(strip * height, (strip + 1) * height), len(rows) - 1)
+    return np.pad(rows[places], ((0, 0), (0, depth - rows.shape[1])))
+
+
+def check_parts(panel, rows, inside):
+    """Compare the parts in a slot, of rows inside the matrix, with the model's.
+
+    Zeros may have any sign.
+    """
+    got = unpack(panel.copy(), 32, 3, len(rows))[0]
+    for part, want in zip(got, bf16_parts(np.ascontiguousarray(rows)), strict=True):
+        bits = want.view(np.uint32) >> 16
+        np.testing.assert_array_equal(
+            np.where(part == 0x8000, 0, part)[inside], np.where(bits == 0x8000, 0, bits)[inside]
+        )
+
+
+def with_memory(rng, precision, rows, columns, op, gap):
+    """Make op(X) in memory of whole 16 bytes, with `gap` elements of NaN between its columns."""
+    tall, wide = (rows, columns) if op in "NR" else (columns, rows)
+    memory = np.full(-(-wide * (tall + gap) // 4) * 4, np.nan, precision.dtype)
+    x = memory[: wide * (tall + gap)].reshape(wide, tall + gap).T[:tall]
+    x[...] = random_matrix(rng, precision, tall, wide)
+    return memory, Operand(x if op in "NR" else x.T, conj=op in "CR" and precision.is_complex)
+
+
+def least_bits(rows):
+    """Return the bits less 1 of the least float that is not 0, if it is small."""
+    bits = (np.ascontiguousarray(rows).view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)
+    return bits.min() if bits.min() < SOME_SMALL else 0xFFFFFFFF
+
+
+LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ops", "tile", "parts", "gap"), pairwise("sc", LAYOUTS, TILES, [1, 2], [0, 1, 3])
+)
+def test_producers_write_what_the_tensor_cores_read(
+    device, code, ops, tile, parts, gap, rng, monkeypatch
+):
+    if device.traits.max_work_group_size < 256:
+        pytest.skip(f"{device} cannot run work-groups of 256")
+    monkeypatch.setattr(estimate, "best_way", lambda *_: estimate.Way(tile, parts, 0.0))
+    precision, ce = PRECISIONS[code], PRECISIONS[code].parts
+    for m, n, k in (((tile.by + 6) // ce, 129, 70), (50 // ce, 100, 128), (9, 131, 65)):
+        (memory_a, a), (memory_b, b) = (
+            with_memory(rng, precision, m, k, ops[0], gap),
+            with_memory(rng, precision, k, n, ops[1], gap),
+        )
+        a.data[0, :3] = 0, 2.0**-90, 2.0**-30
+        problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
+        problem = problem._replace(aligned=True)
+        slots, least, tasks = filled(device, problem, memory_a, memory_b, tile, parts)
+        slices, turn = -(-k * ce // SLICE), 0
+        x_rows, y_rows = parts_as_reals(value(b).T), expanded_rows(value(a))
+        strips_x, order = -(-n // tile.bx), np.array(stored_order(tile.by))
+        for task in range(tasks):
+            number, part = divmod(task, parts)
+            strip_y, strip_x = divmod(number, strips_x)
+            x = rows_of_strip(x_rows, strip_x, tile.bx, slices * SLICE)
+            y = rows_of_strip(y_rows, strip_y, tile.by, slices * SLICE)
+            first, last = (slices * p // parts * SLICE for p in (part, part + 1))
+            for at in range(first, min(last, k * ce), 32):
+                here = slice(at, at + 32)
+                panel_x, panel_y = np.split(slots[turn], [tile.bx * 192])
+                check_parts(panel_x, x[:, here], slice(None))
+                check_parts(panel_y, y[order, here], strip_y * tile.by + order < len(y_rows))
+                turn += 1
+            assert least[task * 2] == least_bits(x[:, first:last])
+            assert least[task * 2 + 1] == least_bits(y[:, first:last])
+        assert turn == len(slots)
 
 
 RUNS = 700  # of each shape

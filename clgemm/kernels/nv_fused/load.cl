@@ -170,12 +170,6 @@ INLINE int place_in_y(int stored, int c)
     return place_in_part(CE == 1 ? stored : place_of_row(2 * stored), c);
 }
 
-// Make visible to the tensor cores what this work-item wrote to local memory.
-INLINE void publish_to_wgmma(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // Read chunk u of operand s, x or y, and go on by step_s.
 #define FETCH(raw, s, u)                                                                       \
     raw = fetch(at_##s##u, pitch_##s, how_##s);                                                \
