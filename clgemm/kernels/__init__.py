@@ -18,6 +18,7 @@ from clgemm.kernels.gemv.family import Gemv
 from clgemm.kernels.gpu_integer.family import GpuInteger
 from clgemm.kernels.gpu_tiled.family import GpuTiled
 from clgemm.kernels.nv_dmma.family import NvDmma
+from clgemm.kernels.nv_fused.family import NvFused
 from clgemm.kernels.nv_mma.family import NvMma
 from clgemm.kernels.nv_split.family import NvSplit
 from clgemm.kernels.nv_wgmma.family import NvWgmma
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from clgemm.kernels.family import KernelFamily
 
 FAMILIES: tuple[KernelFamily, ...] = (
-    Gemv(), Batched(), CpuPacked(), CpuInteger(), NvDmma(), NvSplit(), NvMma(), GpuTiled(),
-    NvWgmma(), GpuInteger(), Direct(),
+    Gemv(), Batched(), CpuPacked(), CpuInteger(), NvDmma(), NvFused(), NvSplit(), NvMma(),
+    GpuTiled(), NvWgmma(), GpuInteger(), Direct(),
 )  # fmt: skip
 """The only list of families, most special first."""
 

@@ -125,7 +125,8 @@ def call_only(case: Case) -> None:
 def is_exact(device: Device) -> bool:
     """Tell whether a device's kernels compute whole numbers exactly: not from halves."""
     return not any(
-        family.name in {"nv_split", "nv_mma"} and family.supports(device.traits, PRECISIONS["s"])
+        family.name in {"nv_fused", "nv_split", "nv_mma"}
+        and family.supports(device.traits, PRECISIONS["s"])
         for family in FAMILIES
     )
 

@@ -46,7 +46,7 @@ LEAST_FLOPS = 1_500_000_000  # below, three launches cost more than faster produ
 
 GEMM_FILES = (
     "nv_async.cl", "nv_split/split.cl", "nv_mma/mma.cl", "nv_split/walk.cl", "nv_split/fma.cl",
-    "nv_split/shift.cl", "nv_split/store.cl", "nv_mma/gemm.cl",
+    "nv_split/shift.cl", "nv_split/store.cl", "nv_split/finish.cl", "nv_mma/gemm.cl",
 )  # fmt: skip
 
 

@@ -104,7 +104,8 @@ PACK_FILES = ("nv_split/split.cl", "nv_split/parts.cl", "nv_split/pack.cl")
 SHORT_FILES = ("nv_split/split.cl", "nv_split/parts.cl", "nv_split/short.cl")
 GEMM_FILES = (
     "nv_async.cl", "nv_split/split.cl", "nv_split/wgmma.cl", "nv_split/walk.cl", "nv_split/fma.cl",
-    "nv_split/shift.cl", "nv_split/store.cl", "nv_split/gemm.cl",
+    "nv_split/shift.cl", "nv_split/store.cl", "nv_split/finish.cl", "nv_split/turns.cl",
+    "nv_split/gemm.cl",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-// nv_split, third kernel: the products, on Hopper's tensor cores.  Needs nv_async.cl, nv_split/wgmma.cl.
+// nv_split, third kernel: the products, on Hopper's tensor cores.  Needs nv_async.cl, nv_split/wgmma.cl, turns.cl.
 //
 // A worker has three warpgroups.  One work-item of the third copies slices of both strips into local
 // memory, STAGES of them ahead; the first two multiply, each MI blocks of 64 rows of X by BY of Y:
@@ -13,53 +13,8 @@
 //             range neither split can hold
 // The tensor cores add up at most one slice; slices are summed in fp32.
 
-#ifndef STAGES
-#define STAGES 2
-#endif
-
 #define SLOT ((BX + BY) * 256)
 #define RING 8  // more than STAGES: then nobody reads what is overwritten
-
-// The products of parts px and py of one slice, DEPTH deep; FRESH: forget what tmp holds.
-#define MULTIPLY(type, DEPTH, px, py, FRESH)                                                   \
-    UNROLL for (int d = 0; d < DEPTH / 16; d++)                                                \
-    {                                                                                          \
-        const ulong at_x =                                                                     \
-            WITH_SWIZZLE(x + (px) * (BX * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
-        const ulong at_y =                                                                     \
-            WITH_SWIZZLE(y + (py) * (BY * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
-        if (FRESH && d == 0)                                                                   \
-            WGMMA(type, tmp, at_x, at_y, "0");                                                 \
-        else                                                                                   \
-            WGMMA(type, tmp, at_x, at_y, "1");                                                 \
-    }
-#define CLEAR(array)                                                                           \
-    UNROLL for (int q = 0; q < ACCUMULATORS; q++) array[q] = 0;
-#define FINISH_PRODUCTS()                                                                      \
-    WGMMA_COMMIT();                                                                            \
-    WGMMA_WAIT(tmp)
-#define ADD_UP(i, factor)                                                                      \
-    UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
-
-// Wait for the next slot; give one back, once all products that read it are done.
-#define NEXT_FULL() mbarrier_wait(full + turn.stage * 8, turn.parity)
-#define GIVE_BACK()                                                                            \
-    if (lane == 0)                                                                             \
-    mbarrier_arrive(empty + turn.stage * 8)
-
-// Where the producer or a multiplier stands in the ring of slots.
-typedef struct {
-    int stage;
-    uint parity;
-} Turn;
-
-INLINE void next_turn(Turn *turn)
-{
-    if (++turn->stage == STAGES) {
-        turn->stage = 0;
-        turn->parity ^= 1;
-    }
-}
 
 // Copy `count` slices of both strips, of so many parts with rows of `width` bytes.
 INLINE void copy_slices(__global const uchar *x, __global const uchar *y, int count, uint rows,
@@ -194,14 +149,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
                 UNROLL
                 for (int i = 0; i < MI; i++) {
                     const uint x = DESCRIPTOR(at + (group * MI + i) * 64 * 64);
-                    WGMMA_FENCE();
-                    MULTIPLY("bf16", 32, 2, 0, 1)
-                    MULTIPLY("bf16", 32, 0, 2, 0)
-                    MULTIPLY("bf16", 32, 1, 1, 0)
-                    MULTIPLY("bf16", 32, 1, 0, 0)
-                    MULTIPLY("bf16", 32, 0, 1, 0)
-                    MULTIPLY("bf16", 32, 0, 0, 0)
-                    FINISH_PRODUCTS();
+                    MULTIPLY_BF16()
                     if (i == MI - 1)
                         GIVE_BACK();
                     ADD_UP(i, 1.0f)

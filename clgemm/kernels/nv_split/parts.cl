@@ -72,9 +72,31 @@ INLINE float to_bf16(float x)
     return as_float((bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-INLINE uint bf16_pair(float x, float y)
+// Two floats rounded to bf16, the first in the low half.
+INLINE uint to_bf16_pair(float x, float y)
 {
-    return as_uint(x) >> 16 | as_uint(y);
+#if NVIDIA_PTX
+    uint pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+    return pair;
+#else
+    return as_uint(to_bf16(x)) >> 16 | as_uint(to_bf16(y));
+#endif
+}
+
+// Eight floats in three parts each, in pairs.
+INLINE void split_bf16(const float x[8], uint parts[3][4])
+{
+    UNROLL
+    for (int q = 0; q < 4; q++) {
+        float u = x[2 * q], v = x[2 * q + 1];
+        UNROLL
+        for (int part = 0; part < 3; part++) {
+            const uint pair = parts[part][q] = to_bf16_pair(u, v);
+            u -= as_float(pair << 16);
+            v -= as_float(pair & 0xffff0000u);
+        }
+    }
 }
 
 // x * 2^e, in two factors: e alone may be beyond a float's exponents.
@@ -104,17 +126,11 @@ INLINE void store_fp16(__global uchar *panel, int height, int row, int c, const 
 INLINE void store_bf16(__global uchar *panel, int height, int row, int c, const float x[8], int e)
 {
     uint parts[3][4];
+    float scaled[8];
     UNROLL
-    for (int q = 0; q < 4; q++) {
-        float u = times_power(x[2 * q], e), v = times_power(x[2 * q + 1], e);
-        UNROLL
-        for (int part = 0; part < 3; part++) {
-            const float bu = to_bf16(u), bv = to_bf16(v);
-            parts[part][q] = bf16_pair(bu, bv);
-            u -= bu;
-            v -= bv;
-        }
-    }
+    for (int q = 0; q < 8; q++)
+        scaled[q] = times_power(x[q], e);
+    split_bf16(scaled, parts);
     panel += (c >> 2) * 3 * height * 64;  // the second 32 reals are a slice of their own
     UNROLL
     for (int part = 0; part < 3; part++)

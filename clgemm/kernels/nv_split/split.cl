@@ -60,6 +60,20 @@ typedef struct {
     int thin;                // 1: the last strip of X is at most half full
 } Split;  // 128 bytes: with 136 the compiler arranged nv_split/gemm.cl otherwise, a tenth slower
 
+// How a tile is computed.
+#define MODE_FP16 0
+#define MODE_BF16 1
+#define MODE_FMA 2
+#define MODE_END 3  // no segment: the worker is done
+
+// What a work-group computes of a tile at a time.
+typedef struct {
+    int copy_x, copy_y, entry;  // matrices of the stack: packed X and Y, C
+    int x, y;                   // strips
+    int first, last;            // slices
+    int mode;
+} Segment;
+
 // One operand of a stack as rows of elements: (row, p) lies at x[row * ld + p] if along_k, else at
 // x[row + p * ld].
 typedef struct {

@@ -1,5 +1,4 @@
-// nv_split: what becomes of a computed tile.  Partial tiles wait in the scratch memory for the worker
-// that owns the tile; complete ones are unscaled and meet C.
+// nv_split: a computed tile is unscaled and meets C.
 
 // x * 2^e in two factors, each a normal float; below 2^-252 nothing of x is left.  The first product
 // is exact for all x that the sum of a tile can be, so this rounds once.
@@ -92,52 +91,23 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mod
     }
 }
 
-// A computed segment: leave a partial tile for its owner, or add what others left and store the tile.
-INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const Split *s,
-                           __local const Segment *t, __global uchar *scratch, __global ELEM *c,
-                           ELEM alpha, ELEM beta)
+// Store the tile of strips x and y.  ex and ey: exponents of the strips' rows; the fma way has none.
+INLINE void store_in_c(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x, int y, long entry,
+                       __global const int *ex, __global const int *ey, int mode,
+                       __global ELEM *c, ELEM alpha, ELEM beta)
 {
-    const int me = work_item(), worker = get_group_id(0);
-    __global float *partials = (__global float *)(scratch + s->partials) + me;
-    __global uint *ready = (__global uint *)(scratch + s->ready);
-    if (t->first > 0) {
-        UNROLL
-        for (int i = 0; i < BLOCKS; i++)
-            UNROLL
-            for (int q = 0; q < ACCUMULATORS; q++)
-                partials[(long)worker * (BX * BY) + (i * ACCUMULATORS + q) * 256] = acc[i][q];
-        multipliers_sync();
-        if (me == 0)
-            set_ready(ready + worker);
-        return;
-    }
-    // Add what the next workers computed of this tile.
-    int left = s->slices - t->last;
-    for (int peer = worker + 1; left > 0; peer++) {
-        const long piece = piece_start(g, s, peer + 1) - piece_start(g, s, peer);
-        if (piece == 0)
-            continue;  // more workers than slices
-        wait_ready(ready + peer);
-        UNROLL
-        for (int i = 0; i < BLOCKS; i++)
-            UNROLL
-            for (int q = 0; q < ACCUMULATORS; q++)
-                acc[i][q] += partials[(long)peer * (BX * BY) + (i * ACCUMULATORS + q) * 256];
-        left -= (int)min(piece, (long)left);
-    }
-
-    const int strip_x = t->copy_x * s->strips_x + t->x, strip_y = t->copy_y * s->strips_y + t->y;
-    const long u = (long)t->x * BX + row_of(me), v = (long)t->y * BY + column_of(me);
+    const int me = work_item();
+    const long u = (long)x * BX + row_of(me), v = (long)y * BY + column_of(me);
     Place to;
-    to.c = (__global float *)(c + g->offset_c + t->entry * g->stride_c + u * g->ldc) + v;
-    to.ex = (__global const int *)(scratch + s->exponents_x) + strip_x * ROWS_X + row_of(me);
-    to.ey = (__global const int *)(scratch + s->exponents_y) + strip_y * ROWS_Y + column_of(me) / CE;
+    to.c = (__global float *)(c + g->offset_c + entry * g->stride_c + u * g->ldc) + v;
+    to.ex = ex + row_of(me);
+    to.ey = ey + column_of(me) / CE;
     to.step = g->ldc * CE;
     to.rows = (int)min((long)BX, g->n - u);
     to.columns = (int)min((long)2 * ACCUMULATORS - column_of(me) % 16, g->m * CE - v);
-    if ((long)(t->x + 1) * BX <= g->n && (long)(t->y + 1) * BY <= g->m * CE &&
-        !((ulong)to.c & 15) && !(to.step & 3))
-        store_tile(acc, &to, t->mode, alpha, beta, 1);
+    if ((long)(x + 1) * BX <= g->n && (long)(y + 1) * BY <= g->m * CE && !((ulong)to.c & 15) &&
+        !(to.step & 3))
+        store_tile(acc, &to, mode, alpha, beta, 1);
     else
-        store_tile(acc, &to, t->mode, alpha, beta, 0);
+        store_tile(acc, &to, mode, alpha, beta, 0);
 }

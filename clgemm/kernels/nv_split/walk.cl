@@ -22,18 +22,6 @@
 #define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
 #endif
 
-#define MODE_FP16 0
-#define MODE_BF16 1
-#define MODE_FMA 2
-#define MODE_END 3  // no segment: the worker is done
-
-typedef struct {
-    int copy_x, copy_y, entry;  // matrices of the stack: packed X and Y, C
-    int x, y;                   // strips
-    int first, last;            // slices
-    int mode;
-} Segment;
-
 typedef struct {
     int tile;      // next whole one
     long at, end;  // slices left to this worker beyond the whole tiles

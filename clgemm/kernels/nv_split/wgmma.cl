@@ -59,6 +59,12 @@ INLINE int column_of(int item)
 #define WGMMA_WAIT(d)                                                                          \
     asm volatile(SM90A "wgmma.wait_group.sync.aligned 0;" : ACCS(d)::"memory")
 
+// What this work-item wrote to local memory by plain stores becomes visible to the tensor cores.
+INLINE void publish_to_wgmma(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // Registers of each work-item of the warpgroup from here on.
 #define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " #n ";" ::: "memory")
 #define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " #n ";" ::: "memory")
@@ -70,3 +76,35 @@ INLINE int column_of(int item)
 #define SWIZZLE_64 (64u | 1u << 30)
 #define SWIZZLE_32 (32u | 2u << 30)
 #define WITH_SWIZZLE(low, high) ((ulong)(high) << 32 | (low))
+
+// The products of parts px and py of one slice, DEPTH deep; FRESH: forget what tmp holds.
+#define MULTIPLY(type, DEPTH, px, py, FRESH)                                                   \
+    UNROLL for (int d = 0; d < DEPTH / 16; d++)                                                \
+    {                                                                                          \
+        const ulong at_x =                                                                     \
+            WITH_SWIZZLE(x + (px) * (BX * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
+        const ulong at_y =                                                                     \
+            WITH_SWIZZLE(y + (py) * (BY * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
+        if (FRESH && d == 0)                                                                   \
+            WGMMA(type, tmp, at_x, at_y, "0");                                                 \
+        else                                                                                   \
+            WGMMA(type, tmp, at_x, at_y, "1");                                                 \
+    }
+#define CLEAR(array)                                                                           \
+    UNROLL for (int q = 0; q < ACCUMULATORS; q++) array[q] = 0;
+#define FINISH_PRODUCTS()                                                                      \
+    WGMMA_COMMIT();                                                                            \
+    WGMMA_WAIT(tmp)
+#define ADD_UP(i, factor)                                                                      \
+    UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
+
+// The six products of bf16 parts, small ones first, into tmp.
+#define MULTIPLY_BF16()                                                                        \
+    WGMMA_FENCE();                                                                             \
+    MULTIPLY("bf16", 32, 2, 0, 1)                                                              \
+    MULTIPLY("bf16", 32, 0, 2, 0)                                                              \
+    MULTIPLY("bf16", 32, 1, 1, 0)                                                              \
+    MULTIPLY("bf16", 32, 1, 0, 0)                                                              \
+    MULTIPLY("bf16", 32, 0, 1, 0)                                                              \
+    MULTIPLY("bf16", 32, 0, 0, 0)                                                              \
+    FINISH_PRODUCTS();

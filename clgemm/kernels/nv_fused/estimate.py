@@ -1,0 +1,94 @@
+"""How long `nv_fused` and `nv_split` take for a problem: estimates from which a plan is chosen.
+
+Constants were fitted to drawn products on an H200.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from clgemm.kernels.costs import count_macro_tiles
+from clgemm.kernels.family import TICKETS, precision_of
+from clgemm.kernels.nv_split import layout
+from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+
+if TYPE_CHECKING:
+    from clgemm.problem import Gemm
+
+
+class Times(NamedTuple):
+    """Seconds of a tile on a compute unit."""
+
+    turn: float
+    """32 deep, of reals."""
+    turn_complex: float
+    next: float
+    """What each further task of a work-group takes beside its turns: its store, most of all."""
+
+
+TIMES = {
+    Tile(1, 128): Times(1.75e-6, 1.45e-6, 4.1e-6),
+    Tile(1, 64): Times(1.1e-6, 1.1e-6, 2.4e-6),
+}
+LAUNCH = 7.6e-6  # of the launch, until a first tile's products begin, and its store
+TICKET = 3.8e-6  # until a work-group knows that it is the last of its tile, and ...
+GATHERED = 1.2e11  # ... bytes a second that it reads of the parts
+PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # of k, that are tried
+MOST_TASKS = 4  # for each compute unit, if k is cut: so much scratch memory
+TURN = 32  # reals of k
+
+SPLIT_SHORT, SPLIT_LONG = 13.2e-6, 21.9e-6  # of the launches of nv_split, two or three
+SPLIT_SLICE = 2.2e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2.1e11  # reals a second that it surveys and packs, and ...
+SPLIT_STORED = 4.1e11  # ... that it stores
+
+
+class Way(NamedTuple):
+    """A tile, and into how many parts k is cut."""
+
+    tile: Tile
+    parts: int
+    seconds: float
+
+
+def count_tiles(g: Gemm, tile: Tile) -> int:
+    """Count the tiles of all products of a stack."""
+    return count_macro_tiles(g, tile.by // precision_of(g).parts, tile.bx)
+
+
+def _ways(g: Gemm, tile: Tile, units: int) -> list[Way]:
+    depth, times = reals(g)[2], TIMES[tile]
+    tiles, slices = count_tiles(g, tile), -(-depth // SLICE)
+    turn = times.turn_complex if precision_of(g).is_complex else times.turn
+    ways = []
+    for parts in PARTS:
+        tasks = tiles * parts
+        if parts > 1 and (parts > slices or tasks > MOST_TASKS * units or tiles > TICKETS):
+            break
+        rounds = -(-tasks // units)
+        turns = min(SLICE // TURN * -(-slices // parts), -(-depth // TURN))
+        seconds = LAUNCH + rounds * turns * turn + (rounds - 1) * times.next
+        if parts > 1:
+            seconds += TICKET + parts * tile.bx * tile.by * 4 / GATHERED
+        ways.append(Way(tile, parts, seconds))
+    return ways
+
+
+@lru_cache(maxsize=256)
+def best_way(g: Gemm, largest: int, units: int) -> Way:
+    """Choose the tile, of at most `largest` rows of Y, and the parts that take the least time."""
+    return min(
+        (way for tile in TIMES if tile.by <= largest for way in _ways(g, tile, units)),
+        key=lambda way: way.seconds,
+    )
+
+
+def split_seconds(g: Gemm, units: int) -> float:
+    """Estimate what `nv_split` takes."""
+    rows_x, rows_y, depth = reals(g)
+    largest = Tile(2, 128)
+    slices = layout.share(g, layout.best_tile(g, largest, units), units)[1]
+    packed, stored = (rows_x + rows_y) * depth * g.batch, rows_x * rows_y * g.batch
+    launches = SPLIT_SHORT if layout.is_short(g) else SPLIT_LONG
+    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED + stored / SPLIT_STORED

@@ -1,0 +1,174 @@
+"""The `nv_fused` family: fp32 and complex64 at fp32 accuracy in one launch, on Hopper.
+
+`nv_split` surveys and packs before it multiplies: one or two launches more, which for mid-size and
+thin products take as long as the products themselves.  Here each work-group reads its operands as
+they lie, splits them as it goes along, and multiplies: half of its warps do the one, half the
+other, at the same time.
+
+Nothing is known of the operands before they are split, so floats are not scaled, and the split is
+that whose exponents are a float's: three bf16, six products.  The derivation in nv_split/family.py
+holds, with what takes the place of the survey:
+
+- A float that is 0, or 2^-110 and more, is held by three bf16 with all its bits: the last bit of
+  the last one is 2^-133 at least, as those of subnormal bf16 are.
+- Products of the parts kept are normal floats if the least floats of X and Y that are not 0 make
+  2^-102 and more.  Those that split keep the least floats of a tile.
+- Overflow of a float that is rounded, or of a sum, leaves an infinity or NaN in the sum, as
+  operands do that are not finite: 0 times an infinity is a NaN, and such a sum stays so.
+
+Where one of these fails, the tile is computed anew by fp32 FMA.  So data of which some floats are
+tiny take longer here than in `nv_split`, which scales.
+
+With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
+off is estimated as (k/32 + 10) u.
+
+A tile is 128 columns of C by 128 or 64 reals of its rows.  Where tiles are few k is cut, and who is
+last of a tile adds up its parts (nv_ticket.cl).  `estimate` chooses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from clgemm import settings
+from clgemm.kernels.costs import Costs, of_tiles
+from clgemm.kernels.family import (
+    GEMM_SIGNATURE,
+    INT32_MAX,
+    Config,
+    KernelFamily,
+    KernelSpec,
+    Plan,
+    Step,
+    gemm_args,
+    precision_defines,
+    precision_of,
+)
+from clgemm.kernels.nv_fused import estimate
+from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
+from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+from clgemm.problem import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clgemm.problem import Gemm, Precision
+    from clgemm.traits import DeviceTraits
+
+ITEMS = 512
+SLOT_BYTES = 192  # of a row of X or Y: three parts, 32 deep
+MOST_STAGES = 6
+LEAST_DEPTH = 16
+LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
+LEAST_CLAIMED = 48  # ... and with less depth, of reals, of which half the last slot is empty
+SIGNATURE = GEMM_SIGNATURE + "iiiiipp"
+SPLIT = NvSplit()
+ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
+"""How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
+
+FILES = (
+    "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
+    "nv_split/fma.cl", "nv_split/shift.cl", "nv_split/store.cl", "nv_split/turns.cl",
+    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/gemm.cl",
+)  # fmt: skip
+
+
+class NvFused(KernelFamily):
+    """Products of bf16 that are split in the same launch."""
+
+    name: ClassVar[str] = "nv_fused"
+    files: ClassVar[tuple[str, ...]] = FILES
+    reals: ClassVar[tuple[str, ...]] = ("float",)
+
+    def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
+        """Single precision on compute capability 9.x, unless ``CLGEMM_FP32`` forbids it."""
+        capability = traits.compute_capability or (0, 0)
+        hopper = (9, 0) <= capability < (10, 0)
+        return self.computes_in(traits, precision) and hopper and settings.splits_fp32()
+
+    def worth_tuning(self, traits: DeviceTraits) -> bool:
+        """No search is needed: it serves what it claims."""
+        del traits
+        return False
+
+    def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
+        """Claim what it is estimated to compute sooner than `nv_split`, but no stacks."""
+        if problem.batch > 1 or problem.flops < LEAST_FLOPS or not self.accepts(problem):
+            return False
+        if reals(problem)[2] < LEAST_CLAIMED:
+            return False
+        units = traits.compute_units
+        seconds = estimate.best_way(problem, max(t.by for t in estimate.TIMES), units).seconds
+        return not SPLIT.accepts(problem) or seconds < estimate.split_seconds(problem, units)
+
+    def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
+        """Give the rows of Y of the largest tile allowed."""
+        del traits, precision
+        return {"BY": (128, 64)}
+
+    def default(self, traits: DeviceTraits, precision: Precision) -> Config:
+        """Allow all tiles."""
+        return next(self.candidates(traits, precision))
+
+    def broken_rules(
+        self, traits: DeviceTraits, precision: Precision, config: Config
+    ) -> Iterator[str]:
+        """Yield what the kernels are not written for."""
+        del traits, precision
+        if Tile(1, config["BY"]) not in estimate.TIMES:
+            yield "BY makes one of the tiles 128 x 128, 128 x 64"
+
+    def accepts(self, problem: Gemm) -> bool:
+        """Tell whether the bound holds, and sizes fit ints; Gram products are not halved here."""
+        m, n = problem.m, problem.n
+        return (
+            super().accepts(problem)
+            and problem.k >= LEAST_DEPTH
+            and not problem.triangle
+            and max(*reals(problem), 2 * problem.lda, 2 * problem.ldb) <= INT32_MAX // 2
+            and problem.batch * m * n // 4096 <= INT32_MAX // 4
+        )
+
+    def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
+        """Count one launch, and tiles of which a row of X is a column of C."""
+        rows = config["BY"] // precision_of(problem).parts
+        return of_tiles(traits.compute_units, problem, rows, Tile(1, config["BY"]).bx)
+
+    @staticmethod
+    def stages(tile: Tile) -> int:
+        """Give the slots that fit the local memory, beside the fma tiles and barriers."""
+        rows = tile.bx + tile.by
+        return min(MOST_STAGES, (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * SLOT_BYTES))
+
+    def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
+        """Multiply, by as many work-groups as there is work for, and units."""
+        way = estimate.best_way(problem, config["BY"], traits.compute_units)
+        tile = way.tile
+        rows_x, rows_y, depth = reals(problem)
+        strips = -(-rows_x // tile.bx), -(-rows_y // tile.by)
+        tasks = strips[0] * strips[1] * problem.batch * way.parts
+        defines = precision_defines(precision_of(problem)) | {
+            "MI": tile.mi, "BY": tile.by, "STAGES": self.stages(tile),
+            "ROWS_OF_X": how_rows_lie(problem, is_y=False),
+            "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
+        }  # fmt: skip
+        kernel = KernelSpec(
+            FILES, "nv_fused_gemm", tuple(sorted(defines.items())), SIGNATURE, "sm_90a"
+        )
+        args = (
+            *gemm_args(problem), tasks, way.parts, *strips, -(-depth // SLICE),
+            "scratch", "tickets",
+        )  # fmt: skip
+        groups = min(tasks, traits.compute_units)
+        step = Step(kernel, (groups * ITEMS,), (ITEMS,), args)
+        scratch = tasks * tile.bx * tile.by * 4 if way.parts > 1 else 0
+        return Plan((step,), scratch, takes_tickets=way.parts > 1)
+
+
+def how_rows_lie(g: Gemm, *, is_y: bool) -> int:
+    """Say it of X or Y as nv_fused/load.cl does."""
+    if not (g.trans_a if is_y else not g.trans_b):
+        return ACROSS
+    steps = (g.lda, g.stride_a, g.offset_a) if is_y else (g.ldb, g.stride_b, g.offset_b)
+    wide = ALIGNMENT // precision_of(g).itemsize
+    return ALIGNED if g.aligned and not any(step % wide for step in steps) else ANYWHERE

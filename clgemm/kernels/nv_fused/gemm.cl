@@ -1,0 +1,156 @@
+// nv_fused: fp32 products at fp32 accuracy on Hopper's tensor cores in one launch.  Needs nv_async.cl,
+// nv_ticket.cl and files of nv_split.
+//
+// A work-group has four warpgroups.  Two produce: they read operands, split floats into three bf16
+// (load.cl) and fill slots.  Two multiply, each 64 rows of X by BY of Y, as nv_split does in its bf16
+// way: the tensor cores add up the products of a slot, and slots are summed in fp32.
+//
+//      slot   X part 0 [BX][32] | 1 | 2    | Y part 0 [BY][32] | 1 | 2              bf16, 32 deep
+//
+// A tile is computed anew by fp32 FMA if a float of it is too small to be split, products could be too
+// small for the tensor cores, or a sum is not finite: so overflow, infinities and NaN come out as from
+// any FMA product.  A part of k of which that is known leaves NaN for who adds up the parts.
+
+#define LEAST_SPLIT -110    // exponent of a float of which three bf16 hold all bits, without scaling
+#define LEAST_PRODUCT -102  // of a product of which all that is kept are normal floats
+
+// Whether one of 256 work-items says so.
+INLINE uint any_multiplier(uint says)
+{
+    uint any;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 1, 256, p; "
+                 "selp.u32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"(says)
+                 : "memory");
+    return any;
+}
+
+// Whether the least floats of X and Y, as load.cl keeps them, rule out the tensor cores.
+INLINE int are_too_small(const volatile __local uint *least)
+{
+    const uint some = as_uint(SOME_SMALL);
+    const int x = exponent_of(min(least[0], some - 1) + 1);
+    const int y = exponent_of(min(least[1], some - 1) + 1);
+    return min(x, y) < LEAST_SPLIT || x + y < LEAST_PRODUCT;
+}
+
+INLINE int is_not_finite(const float acc[ACCUMULATORS])
+{
+    float zero = 0;
+    UNROLL
+    for (int q = 0; q < ACCUMULATORS; q++)
+        zero = fma(acc[q], 0.0f, zero);
+    return zero != 0;
+}
+
+// A part leaves its sums; who takes the last ticket of the tile gets the sums of all, in their order.
+INLINE int join_parts(float acc[ACCUMULATORS], __global float4 *sums, int part, int parts,
+                      __global uint *ticket, volatile __local int *is_last)
+{
+    const int me = work_item();
+    sums += me;
+    UNROLL
+    for (int q = 0; q < ACCUMULATORS / 4; q++)
+        sums[part * (BX * BY / 4) + q * 256] =
+            (float4)(acc[q * 4], acc[q * 4 + 1], acc[q * 4 + 2], acc[q * 4 + 3]);
+    multipliers_sync();
+    if (me == 0)
+        *is_last = is_last_ticket(ticket, parts);
+    multipliers_sync();
+    if (!*is_last)
+        return 0;
+    CLEAR(acc)
+#pragma unroll 1
+    for (int p = 0; p < parts; p++) {
+        UNROLL
+        for (int q = 0; q < ACCUMULATORS / 4; q++) {
+            const float4 v = sums[p * (BX * BY / 4) + q * 256];
+            acc[q * 4] += v.x;
+            acc[q * 4 + 1] += v.y;
+            acc[q * 4 + 2] += v.z;
+            acc[q * 4 + 3] += v.w;
+        }
+    }
+    return 1;
+}
+
+__kernel __attribute__((reqd_work_group_size(512, 1, 1)))
+void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, int slices,
+                   __global float4 *sums, __global uint *tickets)
+{
+    __local uchar slots[STAGES * SLOT] __attribute__((aligned(1024)));
+    __local float fma_x[FMA_DEPTH * BX] __attribute__((aligned(16)));
+    __local float fma_y[FMA_DEPTH * BY] __attribute__((aligned(16)));
+    __local ulong barriers[2 * STAGES];
+    __local uint least[RING * 2];
+    __local Segment whole;
+    __local int is_last;
+    const Tasks all = {tasks, parts, strips_x, strips_y, slices};
+    const int item = get_local_id(0), lane = item & 31, warp = item >> 5, group = warp >> 2;
+    const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
+    if (item == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(full + i * 8, PRODUCERS / 32);
+            mbarrier_init(empty + i * 8, 8);  // warps that multiply
+        }
+        mbarrier_publish();
+    }
+    if (item < RING * 2)
+        least[item] = 0xffffffffu;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (group >= 2) {
+        REGISTERS_DOWN(104);
+        produce(&g, &all, a, b, slots, full, empty, least);
+        return;
+    }
+    REGISTERS_UP(152);
+
+    const uint first_slot = LOCAL_ADDRESS(slots);
+    Turn turn = {0, 0};
+    int number = 0;
+#pragma unroll 1
+    for (int task = get_group_id(0); task < tasks; task += get_num_groups(0), number++) {
+        const Task t = task_of(&g, &all, task);
+        float acc[1][ACCUMULATORS], tmp[ACCUMULATORS];
+        CLEAR(acc[0])
+        CLEAR(tmp)
+        // All rows of this warpgroup may be beyond n.
+        const int idle = (long)t.x * BX + group * 64 >= g.n;
+#pragma unroll 1
+        for (int turns = t.turns; turns > 0; turns--) {
+            NEXT_FULL();
+            if (idle) {
+                GIVE_BACK();
+            } else {
+                const uint at = first_slot + turn.stage * SLOT;
+                const uint x = DESCRIPTOR(at + group * 64 * 64), y = DESCRIPTOR(at + BX * 192);
+                MULTIPLY_BF16()
+                GIVE_BACK();
+                ADD_UP(0, 1.0f)
+            }
+            next_turn(&turn);
+        }
+        if (are_too_small(least + number % RING * 2))
+            acc[0][0] = NAN;
+        if (parts > 1 && !join_parts(acc[0], sums + (long)t.tile * parts * (BX * BY / 4),
+                                     task % parts, parts, tickets + t.tile, &is_last)) {
+            if (item < 2)
+                least[number % RING * 2 + item] = 0xffffffffu;
+            continue;
+        }
+        const uint anew = any_multiplier(is_not_finite(acc[0]));
+        if (item < 2)
+            least[number % RING * 2 + item] = 0xffffffffu;
+        if (anew) {
+            CLEAR(acc[0])
+            if (item == 0) {
+                const Segment segment = {t.entry, t.entry, t.entry, t.x, t.y, 0, slices, MODE_FMA};
+                whole = segment;
+            }
+            multipliers_sync();
+            fma_segment(acc, &g, a, b, &whole, fma_x, fma_y);
+        }
+        store_in_c(acc, &g, t.x, t.y, t.entry, 0, 0, MODE_FMA, c, alpha, beta);
+    }
+}

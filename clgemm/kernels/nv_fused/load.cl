@@ -1,0 +1,307 @@
+// nv_fused, the producers: they read X and Y where they lie, split floats into three bf16, and write the
+// parts into slots, in the layout that the tensor cores read.
+//
+// A producer has chunks of 8 reals of a row, two of X, two or one of Y.  While it splits one, others are
+// on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of them
+// nothing is stored.  Neighbouring work-items read
+//      rows across k    a chunk of 32 rows, element by element
+//      rows along k     4 chunks of a row, in vectors: a row that starts anywhere in three of them
+//
+// Nothing is scaled, so the least float that is not 0 is kept, for who multiplies to look at.
+//
+// Registers are few, and so are the warps that hide each other's waits.  So chunks are variables of their
+// own, and a slice is one sequence of instructions without branches: how rows lie is known to the
+// compiler, and a last slice of less depth is read in another way.
+
+#define ACROSS 0    // rows lie across k
+#define ANYWHERE 1  // along k, and begin anywhere
+#define ALIGNED 2   // along k, on multiples of 16 bytes
+#ifndef ROWS_OF_X
+#define ROWS_OF_X ACROSS
+#endif
+#ifndef ROWS_OF_Y
+#define ROWS_OF_Y ACROSS
+#endif
+
+#define SOME_SMALL 0x1p-20f  // a float of which two are not too small for each other
+#define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)  // of X there are two
+#define SLOT ((BX + BY) * 192)
+
+typedef __global const uchar *Bytes;
+
+// What was read of a chunk: its first real is a.x, or up to three later.
+typedef struct {
+    float4 a, b, c;
+} Raw;
+
+// How many reals lie between the 16 bytes that a chunk is read from on and its first one.
+INLINE int late_of(Bytes at)
+{
+    return (int)((ulong)at >> 2 & 3);
+}
+
+// Element number q of a chunk.
+INLINE ELEM element_at(Bytes at, uint pitch, int q)
+{
+    return *(__global const ELEM *)(at + (ulong)pitch * q);
+}
+
+// Read a chunk of which all lies inside, of rows that lie `how`.
+INLINE Raw fetch(Bytes at, uint pitch, const int how)
+{
+    Raw r;
+    r.c = (float4)(0);
+    if (how == ACROSS) {
+#if IS_COMPLEX
+        r.a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1));
+        r.b = (float4)(element_at(at, pitch, 2), element_at(at, pitch, 3));
+#else
+        r.a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1),
+                       element_at(at, pitch, 2), element_at(at, pitch, 3));
+        r.b = (float4)(element_at(at, pitch, 4), element_at(at, pitch, 5),
+                       element_at(at, pitch, 6), element_at(at, pitch, 7));
+#endif
+    } else {
+        // A vector that holds one of the chunk's reals may be read: memory ends at no other place.
+        const int late = how == ALIGNED ? 0 : late_of(at);
+        __global const float4 *from = (__global const float4 *)(at - late * 4);
+        r.a = from[0];
+        r.b = from[1];
+        if (how == ANYWHERE)
+            r.c = from[late ? 2 : 1];
+    }
+    return r;
+}
+
+// The same if only so many elements of the slice are left; c: the chunk's place in it.
+INLINE Raw fetch_rest(Bytes at, uint pitch, int c, int left)
+{
+    Raw r;
+    left -= c * (8 / CE);
+#define REST(q) (q < left ? element_at(at, pitch, q) : (ELEM)(0))
+#if IS_COMPLEX
+    r.a = (float4)(REST(0), REST(1));
+    r.b = (float4)(REST(2), REST(3));
+#else
+    r.a = (float4)(REST(0), REST(1), REST(2), REST(3));
+    r.b = (float4)(REST(4), REST(5), REST(6), REST(7));
+#endif
+    r.c = (float4)(0);
+    return r;
+}
+
+// The chunk's reals, the first of which comes `late`.
+INLINE void reals_of(float x[8], Raw r, int late)
+{
+    const int two = late & 2, one = CE == 1 ? late & 1 : 0;
+    const float4 a = two ? (float4)(r.a.zw, r.b.xy) : r.a, b = two ? (float4)(r.b.zw, r.c.xy) : r.b;
+    const float last = two ? r.c.z : r.c.x;
+    x[0] = one ? a.y : a.x;
+    x[1] = one ? a.z : a.y;
+    x[2] = one ? a.w : a.z;
+    x[3] = one ? b.x : a.w;
+    x[4] = one ? b.y : b.x;
+    x[5] = one ? b.z : b.y;
+    x[6] = one ? b.w : b.z;
+    x[7] = one ? last : b.w;
+}
+
+// The least of what is not zero, as bits less 1.
+INLINE uint least_of(const float x[8], uint least)
+{
+    UNROLL
+    for (int q = 0; q < 8; q++)
+        least = min(least, (as_uint(x[q]) & 0x7fffffffu) - 1);
+    return least;
+}
+
+// Where chunk c of a stored row lies in a part.
+INLINE int place_in_part(int row, int c)
+{
+    return row * 64 + (c ^ (row >> 1 & 3)) * 16;
+}
+
+// Split a chunk and keep its parts, `height` rows each.  A complex one of Y makes two rows.
+INLINE void keep(__local uchar *to, const float x[8], const int height, const int is_y, int conj)
+{
+    uint parts[3][4];
+    split_bf16(x, parts);
+    UNROLL
+    for (int part = 0; part < 3; part++) {
+        __local uint4 *at = (__local uint4 *)(to + part * height * 64);
+        const uint4 v = (uint4)(parts[part][0], parts[part][1], parts[part][2], parts[part][3]);
+#if IS_COMPLEX
+        const uint im = conj ? 0x80000000u : 0;
+        if (is_y) {
+            at[0] = v ^ (im ^ 0x80000000u);
+            at[4] = rotate(v, (uint4)(16)) ^ (im >> 16);
+        } else {
+            at[0] = v ^ im;
+        }
+#else
+        at[0] = v;
+#endif
+    }
+}
+
+// Number u of this producer's chunks of an operand with so many rows of elements: row and place in it.
+#define ROW_OF(u, rows, how)                                                                   \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) % (rows) : (item + (u) * PRODUCERS) / 4)
+#define CHUNK_OF(u, rows, how)                                                                 \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) / (rows) : (item + (u) * PRODUCERS) % 4)
+
+// Where a row's chunk begins, in the slice from element p of k on.
+INLINE Bytes start_of(const Operand *o, long row, int c, long p)
+{
+    const long inside = min(row, o->rows - 1);
+    p += c * (8 / CE);
+    return (Bytes)(o->x + (o->along_k ? inside * o->ld + p : inside + p * o->ld));
+}
+
+// Rows of Y lie in the order that place_of_row says.  Those of reals are taken in that order, so that
+// they are written without bank conflicts.
+INLINE int row_of_y(int stored)
+{
+    return CE == 1 ? row_of_place(stored) : stored;
+}
+
+INLINE int place_in_y(int stored, int c)
+{
+    return place_in_part(CE == 1 ? stored : place_of_row(2 * stored), c);
+}
+
+// Read chunk u of operand s, x or y, and go on by step_s.
+#define FETCH(raw, s, u)                                                                       \
+    raw = fetch(at_##s##u, pitch_##s, how_##s);                                                \
+    at_##s##u += step_##s;
+// Take a chunk from where it was read to, start to read what `next` says, and keep the first one.
+#define TAKE(raw, s, u, late, next)                                                            \
+    {                                                                                          \
+        float v[8];                                                                            \
+        reals_of(v, raw, late);                                                                \
+        next                                                                                   \
+        least_##s = least_of(v, least_##s);                                                    \
+        keep(slot + to_##s##u, v, height_##s, is_##s, conj_##s);                               \
+    }
+#define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
+// The last slice is read once more instead of one beyond.
+#define STEP(s, more) step_##s = (more) ? whole_##s : 0;
+#define TAKE_REST(s, u)                                                                        \
+    {                                                                                          \
+        const Raw raw = fetch_rest(at_##s##u, hop_##s, c_##s##u, left);                        \
+        TAKE(raw, s, u, 0, )                                                                   \
+    }
+#define NEXT_SLOT()                                                                            \
+    mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
+    __local uchar *slot = slots + turn.stage * SLOT;
+// With the last slot go the least floats.
+#define FILLED(is_last)                                                                        \
+    if (is_last)                                                                               \
+        leave_least(least + number % RING * 2, least_x, least_y);                              \
+    publish_to_wgmma();                                                                        \
+    warp_sync();                                                                               \
+    if ((item & 31) == 0)                                                                      \
+        mbarrier_arrive(full + turn.stage * 8);                                                \
+    next_turn(&turn);
+
+INLINE void leave_least(volatile __local uint *least, uint x, uint y)
+{
+    const uint some = as_uint(SOME_SMALL);
+    if (x < some)
+        atomic_min(least, x);
+    if (y < some)
+        atomic_min(least + 1, y);
+}
+
+INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
+                    __global const ELEM *b, __local uchar *slots, uint full, uint empty,
+                    __local uint *least)
+{
+    enum { how_x = ROWS_OF_X, how_y = ROWS_OF_Y, height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
+    const int item = work_item() - 256;
+    // A constant where each producer has chunks of Y.
+    const int has_y = CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item < ROWS_Y * 4;
+    const int conj_x = g->conj_b, conj_y = g->conj_a;
+    const uint pitch_x = (uint)(g->ldb * sizeof(ELEM)), pitch_y = (uint)(g->lda * sizeof(ELEM));
+    const uint hop_x = how_x == ACROSS ? pitch_x : sizeof(ELEM);
+    const uint hop_y = how_y == ACROSS ? pitch_y : sizeof(ELEM);
+    const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
+#define PLACE_X(u)                                                                             \
+    const int row_x##u = ROW_OF(u, BX, how_x), c_x##u = CHUNK_OF(u, BX, how_x);                \
+    const int to_x##u = place_in_part(row_x##u, c_x##u);
+#define PLACE_Y(u)                                                                             \
+    const int row_y##u = ROW_OF(u, ROWS_Y, how_y), c_y##u = CHUNK_OF(u, ROWS_Y, how_y);        \
+    const int to_y##u = BX * 192 + place_in_y(row_y##u, c_y##u);
+    PLACE_X(0)
+    PLACE_X(1)
+    PLACE_Y(0)
+#if CHUNKS_Y > 1
+    PLACE_Y(1)
+#endif
+    Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
+    int number = 0;
+#pragma unroll 1
+    for (int task = get_group_id(0); task < all->tasks; task += get_num_groups(0), number++) {
+        const Task t = task_of(g, all, task);
+        const int before = t.first * (2 * DEPTH / CE);
+        const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
+        // Of the last turn there may be less than a slot of k.
+        const int within = min((int)g->k - before, t.turns * (DEPTH / CE));
+        const int left = within % (DEPTH / CE);
+        int turns = within / (DEPTH / CE);
+        uint least_x = 0xffffffffu, least_y = 0xffffffffu;
+#define START_X(u, p) at_x##u = start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p);
+#define START_Y(u, p)                                                                          \
+    at_y##u = start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p);
+        Bytes START_X(0, before)
+        Bytes START_X(1, before)
+        Bytes START_Y(0, before)
+#if CHUNKS_Y > 1
+        Bytes START_Y(1, before)
+#endif
+        const int rest = before + within - left;
+        if (turns > 0) {
+            Raw raw0, raw1;
+            ulong STEP(x, turns > 1)
+            ulong STEP(y, turns > 1)
+            FETCH(raw0, x, 0)
+            FETCH(raw1, x, 1)
+            Raw raw2 = raw0;
+            if (has_y) {
+                FETCH(raw2, y, 0)
+            }
+#if CHUNKS_Y > 1
+            Raw FETCH(raw3, y, 1)
+#endif
+#pragma unroll 1
+            for (; turns > 0; turns--) {
+                NEXT_SLOT()
+                STEP(x, turns > 2)
+                STEP(y, turns > 2)
+                TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, x, 0))
+                TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, x, 1))
+                if (has_y)
+                    TAKE(raw2, y, 0, LATE(y, 0), FETCH(raw2, y, 0))
+#if CHUNKS_Y > 1
+                TAKE(raw3, y, 1, LATE(y, 1), FETCH(raw3, y, 1))
+#endif
+                FILLED(turns == 1 && left == 0)
+            }
+        }
+        if (left > 0) {
+            START_X(0, rest)
+            START_X(1, rest)
+            START_Y(0, rest)
+            NEXT_SLOT()
+            TAKE_REST(x, 0)
+            TAKE_REST(x, 1)
+            if (has_y)
+                TAKE_REST(y, 0)
+#if CHUNKS_Y > 1
+            START_Y(1, rest)
+            TAKE_REST(y, 1)
+#endif
+            FILLED(1)
+        }
+    }
+}

@@ -1,0 +1,380 @@
+"""`nv_fused`: plans on every machine; accuracy, special values and repetition on a Hopper GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyopencl as cl
+import pytest
+from helpers import GPU, pairwise
+from scipy.linalg import blas
+from test_families import operand, value
+from test_nv_split import (
+    bf16_parts,
+    expanded_rows,
+    parts_as_reals,
+    stored_order,
+    unpack,
+)
+from test_nv_split_accuracy import (
+    CASES,
+    DIFFER,
+    KINDS,
+    MAX,
+    NAN,
+    U,
+    compare,
+    multiply,
+    operands,
+    same_kinds,
+    special,
+    wide,
+)
+
+from clgemm.kernels import BY_NAME, source
+from clgemm.kernels.family import gemm_args
+from clgemm.kernels.nv_fused import estimate
+from clgemm.kernels.nv_fused.family import NvFused
+from clgemm.kernels.nv_split.family import LOCAL_BYTES
+from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
+from clgemm.runtime import host_memory, opencl
+from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
+from clgemm.runtime.queues import QueueState
+from clgemm.tuning.measure.verify import random_matrix, run_once
+
+FAMILY = NvFused()
+HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
+TILES = list(estimate.TIMES)
+WAYS = [(tile, parts) for tile in TILES for parts in (1, 2, 5)]
+
+
+def of_size(m, n, k, code="s", **more):
+    return Gemm(
+        code, m, n, k, 1, False, False, m, 0, False, False, k, 0, m, 0, reads_c=False
+    )._replace(**more)
+
+
+def ways(names, *parameters):
+    """Parametrize a test by a tile, parts of k, and more: each pair of values in some row."""
+    rows = [
+        pytest.param(*row, marks=[pytest.mark.families("nv_fused"), pytest.mark.device])
+        for row in pairwise(WAYS, *parameters)
+    ]
+    return pytest.mark.parametrize(("config", *names.split()), rows, indirect=["config"])
+
+
+@pytest.fixture
+def config(request, device, monkeypatch):
+    """Give the default configuration, while all plans take this tile and as many parts as fit."""
+    tile, parts = request.param
+
+    def forced(g, _largest, _units):
+        return estimate.Way(tile, min(parts, -(-reals(g)[2] // SLICE)), 0.0)
+
+    monkeypatch.setattr(estimate, "best_way", forced)
+    return FAMILY.default(device.traits, PRECISIONS["s"])
+
+
+@ways("code case", "sc", CASES)
+def test_error_is_within_the_bound_of_fma(device, config, code, case):
+    compare(device, config, code, 300, 265, 512, case)
+
+
+DEPTHS = [("s", 16), ("s", 17), ("s", 33), ("s", 64), ("s", 255), ("c", 16), ("c", 31), ("s", 8191)]
+DEPTH_CASES = ["normal", "positive", "constant", "meet zeros 2^-30", "elements 2^+-20"]
+
+
+@ways("depth case", DEPTHS, DEPTH_CASES)
+def test_error_is_within_the_bound_at_all_depths(device, config, depth, case):
+    code, k = depth
+    compare(device, config, code, 131, 140, k, case)
+
+
+@ways("code shape kind", "sc", [(300, 265), (257, 257)], KINDS)
+def test_what_is_not_finite_is_where_scipy_has_it(device, config, code, shape, kind):
+    a, b = (x.copy(order="F") for x in operands(code, *shape, 130, "normal"))
+    special(a, b, kind)
+    got = multiply(device, config, a, b)
+    with np.errstate(all="ignore"):
+        want = (blas.sgemm if code == "s" else blas.cgemm)(1, a, b)
+        size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
+        ok = np.isfinite(want) & (np.abs(want) < MAX / 4)
+    same_kinds(got, want)
+    assert np.all(np.abs(wide(got[ok]) - wide(want[ok])) <= 4 * 130 * U * size[ok])
+
+
+SHAPES = [(129, 127, 65), (2, 300, 200), (64, 2, 99), (700, 33, 129), (257, 385, 16), (40, 41, 700)]
+
+
+@ways("code ops shape beta", "sc", ["NN", "TN", "NT", "TT", "CN", "RC"], SHAPES, [0, 1, -0.5])
+def test_shapes_orders_and_factors(device, config, code, ops, shape, beta, rng):
+    """C holds NaN where it is not to be read, scratch always."""
+    precision, (m, n, k) = PRECISIONS[code], shape
+    a, b = operand(rng, precision, m, k, ops[0], 3), operand(rng, precision, k, n, ops[1], 3)
+    before = np.asfortranarray(rng.standard_normal((m, n)).astype(precision.dtype))
+    c = before.copy(order="F") if beta else np.full((n, m), np.nan, precision.dtype).T
+    run_once(device, config, a, b, c, -2.0, beta, poison=True)
+    left, right = wide(value(a)), wide(value(b))
+    exact, size = -2 * (left @ right), 2 * np.abs(left) @ np.abs(right)
+    if beta:
+        exact, size = exact + beta * wide(before), size + 4 * np.abs(before)
+    assert np.all(np.abs(c - exact) <= k * U * size)
+
+
+@ways("code small", "sc", [-90, -120, -149])
+def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, small):
+    """One tiny float, far from others, in any place of a row and in either operand."""
+    for place in (0, 5, 77, 129):
+        a, b = (x.copy(order="F") for x in operands(code, 140, 150, 130, "normal"))
+        (a if place % 2 else b.T)[place, place] = 2.0**small
+        # What it meets is large, and nothing else is there: an error would show.
+        for x in (a[place], b[:, place]):
+            x[np.arange(len(x)) != place] = 0
+        b[place] *= np.float32(2.0**60)
+        exact, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
+        got = multiply(device, config, a, b)
+        assert np.all(np.abs(wide(got) - exact) <= 130 * U * size + 300 * 2.0**-149)
+
+
+# What producers write, on any device: a work-group of them fills a slot for each turn of all tasks.
+STUBS = """
+#define __local __global
+#define work_item() ((int)get_local_id(0) + 256)
+#define mbarrier_wait(address, parity)
+#define mbarrier_arrive(address)
+#define warp_sync()
+#define publish_to_wgmma()
+"""
+FILL = """
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void fill(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, int slices,
+          __global uchar *slots, __global uint *least)
+{
+    const Tasks all = {tasks, parts, strips_x, strips_y, slices};
+    produce(&g, &all, a, b, slots, 0, 0, least);
+}
+"""
+FILES_OF_PRODUCERS = ("nv_split/turns.cl", "nv_fused/tasks.cl", "nv_fused/load.cl")
+SLOTS = 24
+SOME_SMALL = np.float32(2.0**-20).view(np.uint32)
+
+
+def filled(device, problem, a, b, tile, parts):
+    """Run the producers; return the slots as bytes, the least floats as bits, and the tasks."""
+    config = FAMILY.default(HOPPER, PRECISIONS[problem.precision])
+    step = FAMILY.plan(HOPPER, problem, config).steps[0]
+    tasks, _, strips_x, strips_y, slices = step.args[6:11]
+    turns = -(-reals(problem)[2] // 32) * (tasks // parts)
+    assert turns <= SLOTS
+    defines = tuple((dict(step.kernel.defines) | {"STAGES": SLOTS}).items())
+    head = source.text(step.kernel._replace(files=(), defines=defines))
+    head += source.read("nv_split/split.cl") + source.read("nv_split/parts.cl")
+    body = "".join(source.read(file) for file in FILES_OF_PRODUCERS)
+    kernel = cl.Kernel(opencl.build(device.context, head + STUBS + body + FILL), "fill")
+    slots = np.full(turns * (tile.bx + tile.by) * 192, 0xFF, np.uint8)
+    least = np.full(16, 0xFFFFFFFF, np.uint32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    memory = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b, slots, least)]
+    numbers = [np.int32(x) for x in (tasks, parts, strips_x, strips_y, slices)]
+    dtype = PRECISIONS[problem.precision].dtype.type
+    kernel.set_args(
+        gemm_args(problem)[0], dtype(1), dtype(0), memory[0], memory[1], memory[2], *numbers,
+        memory[2], memory[3],
+    )  # fmt: skip
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (256,))
+    cl.enqueue_copy(device.queue, slots, memory[2])
+    cl.enqueue_copy(device.queue, least, memory[3])
+    return slots.reshape(turns, -1), least, tasks
+
+
+def rows_of_strip(rows, strip, height, depth):
+    """Return a strip's rows, those beyond the matrix as its last one, with zeros up to `depth`."""
+    places = np.minimum(np.arange(strip * height, (strip + 1) * height), len(rows) - 1)
+    return np.pad(rows[places], ((0, 0), (0, depth - rows.shape[1])))
+
+
+def check_parts(panel, rows, inside):
+    """Compare the parts in a slot, of rows inside the matrix, with the model's.
+
+    Zeros may have any sign.
+    """
+    got = unpack(panel.copy(), 32, 3, len(rows))[0]
+    for part, want in zip(got, bf16_parts(np.ascontiguousarray(rows)), strict=True):
+        bits = want.view(np.uint32) >> 16
+        np.testing.assert_array_equal(
+            np.where(part == 0x8000, 0, part)[inside], np.where(bits == 0x8000, 0, bits)[inside]
+        )
+
+
+def with_memory(rng, precision, rows, columns, op, gap):
+    """Make op(X) in memory of whole 16 bytes, with `gap` elements of NaN between its columns."""
+    tall, wide = (rows, columns) if op in "NR" else (columns, rows)
+    memory = np.full(-(-wide * (tall + gap) // 4) * 4, np.nan, precision.dtype)
+    x = memory[: wide * (tall + gap)].reshape(wide, tall + gap).T[:tall]
+    x[...] = random_matrix(rng, precision, tall, wide)
+    return memory, Operand(x if op in "NR" else x.T, conj=op in "CR" and precision.is_complex)
+
+
+def least_bits(rows):
+    """Return the bits less 1 of the least float that is not 0, if it is small."""
+    bits = (np.ascontiguousarray(rows).view(np.uint32) & 0x7FFFFFFF) - np.uint32(1)
+    return bits.min() if bits.min() < SOME_SMALL else 0xFFFFFFFF
+
+
+LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
+
+
+@pytest.mark.parametrize(
+    ("code", "ops", "tile", "parts", "gap"), pairwise("sc", LAYOUTS, TILES, [1, 2], [0, 1, 3])
+)
+def test_producers_write_what_the_tensor_cores_read(
+    device, code, ops, tile, parts, gap, rng, monkeypatch
+):
+    if device.traits.max_work_group_size < 256:
+        pytest.skip(f"{device} cannot run work-groups of 256")
+    monkeypatch.setattr(estimate, "best_way", lambda *_: estimate.Way(tile, parts, 0.0))
+    precision, ce = PRECISIONS[code], PRECISIONS[code].parts
+    for m, n, k in (((tile.by + 6) // ce, 129, 70), (50 // ce, 100, 128), (9, 131, 65)):
+        (memory_a, a), (memory_b, b) = (
+            with_memory(rng, precision, m, k, ops[0], gap),
+            with_memory(rng, precision, k, n, ops[1], gap),
+        )
+        a.data[0, :3] = 0, 2.0**-90, 2.0**-30
+        problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
+        problem = problem._replace(aligned=True)
+        slots, least, tasks = filled(device, problem, memory_a, memory_b, tile, parts)
+        slices, turn = -(-k * ce // SLICE), 0
+        x_rows, y_rows = parts_as_reals(value(b).T), expanded_rows(value(a))
+        strips_x, order = -(-n // tile.bx), np.array(stored_order(tile.by))
+        for task in range(tasks):
+            number, part = divmod(task, parts)
+            strip_y, strip_x = divmod(number, strips_x)
+            x = rows_of_strip(x_rows, strip_x, tile.bx, slices * SLICE)
+            y = rows_of_strip(y_rows, strip_y, tile.by, slices * SLICE)
+            first, last = (slices * p // parts * SLICE for p in (part, part + 1))
+            for at in range(first, min(last, k * ce), 32):
+                here = slice(at, at + 32)
+                panel_x, panel_y = np.split(slots[turn], [tile.bx * 192])
+                check_parts(panel_x, x[:, here], slice(None))
+                check_parts(panel_y, y[order, here], strip_y * tile.by + order < len(y_rows))
+                turn += 1
+            assert least[task * 2] == least_bits(x[:, first:last])
+            assert least[task * 2 + 1] == least_bits(y[:, first:last])
+        assert turn == len(slots)
+
+
+RUNS = 700  # of each shape
+
+
+@pytest.mark.slow
+@ways("code case", "sc", ["normal", "elements 2^+-20", "one 2^100"])
+def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
+    differ = cl.Kernel(opencl.build(device.context, DIFFER), "differ")
+    for shape in ((300, 265, 700), (1024, 1024, 320), (129, 400, 2000)):
+        a, b = operands(code, *shape, case)
+        c = np.zeros((shape[1], shape[0]), a.dtype).T
+        problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
+        plan = FAMILY.plan(device.traits, problem, config)
+        flags = cl.mem_flags.READ_WRITE
+        scratch = cl.Buffer(device.context, flags, max(4, plan.scratch_bytes))
+        runner = KernelRunner(device, problem, plan)
+        state = QueueState(device.context, device.queue, scratch)
+        places = [host_memory.place(device, x) for x in (a, b, c)]
+        values = (1.0, 0.0, *places, NO_OFFSETS)
+        first = cl.Buffer(device.context, flags, c.nbytes)
+        count = np.zeros(1, np.uint32)
+        counter = cl.Buffer(device.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
+        for i in range(RUNS):  # one after the other, and the host waits for none
+            if i % 100 == 0:
+                cl.enqueue_fill_buffer(device.queue, scratch, NAN, 0, scratch.size)
+            runner.enqueue(values, state, [])
+            if i == 0:
+                cl.enqueue_copy(device.queue, first, places[2], byte_count=c.nbytes)
+            differ.set_args(places[2], first, counter)
+            cl.enqueue_nd_range_kernel(device.queue, differ, (c.nbytes // 4,), None)
+            cl.enqueue_fill_buffer(device.queue, places[2], NAN, 0, c.nbytes)
+        cl.enqueue_copy(device.queue, count, counter)
+        assert count[0] == 0, f"{shape}: {count[0]} numbers differed in {RUNS} runs"
+        host_memory.fetch(device, first, c)
+        assert np.all(np.isfinite(c))
+
+
+@pytest.mark.families("nv_fused")
+@pytest.mark.device
+@pytest.mark.parametrize("code", "sc")
+def test_stacks(device, code, rng):
+    """Entries of a stack are tiles like others; an operand may be the same for all."""
+    precision, (batch, m, n, k) = PRECISIONS[code], (5, 150, 70, 90)
+    x, y = (
+        (rng.standard_normal((batch, *shape)) + 1j * rng.standard_normal((batch, *shape)))
+        for shape in ((k, m), (n, k))
+    )
+    a, b = (z.astype(precision.dtype).swapaxes(1, 2) for z in (x, y))
+    for right in (b, np.broadcast_to(b[:1], b.shape)):
+        c = np.full((batch, n, m), np.nan, precision.dtype).swapaxes(1, 2)
+        run_once(device, FAMILY.default(device.traits, precision), Operand(a), Operand(right), c)
+        exact, size = wide(a) @ wide(right), np.abs(wide(a)) @ np.abs(wide(right))
+        assert np.all(np.abs(c - exact) <= k * U * size)
+
+
+@pytest.mark.parametrize("code", "sc")
+def test_supports_hopper_alone(code, monkeypatch):
+    precision = PRECISIONS[code]
+    assert FAMILY.supports(HOPPER, precision)
+    for capability in (None, (8, 0), (8, 9), (10, 0), (12, 0)):
+        assert not FAMILY.supports(replace(HOPPER, compute_capability=capability), precision)
+    monkeypatch.setenv("CLGEMM_FP32", "fma")
+    assert not FAMILY.supports(HOPPER, precision)
+    assert not FAMILY.supports(HOPPER, PRECISIONS["z"])
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_slots_fit_the_local_memory(tile):
+    stages = FAMILY.stages(tile)
+    assert stages >= 3
+    rows = tile.bx + tile.by
+    assert stages * rows * 192 + rows * 32 < LOCAL_BYTES - 512
+
+
+def test_claims_what_it_computes_sooner_than_nv_split():
+    assert FAMILY.claims(HOPPER, of_size(2000, 380, 480))
+    assert FAMILY.claims(HOPPER, of_size(4000, 4000, 60))  # too little depth for nv_split
+    assert FAMILY.claims(HOPPER, of_size(2000, 2000, 24, "c"))
+    assert not FAMILY.claims(HOPPER, of_size(4000, 4000, 47))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(128, 128, 128, batch=1000))
+    assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
+    assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth
+    gram = of_size(1000, 1000, 500, triangle=SYMMETRIC)
+    assert not FAMILY.claims(HOPPER, gram)
+    assert not FAMILY.accepts(of_size(2**30, 2**30, 64))
+    assert not FAMILY.accepts(of_size(64, 64, 64, lda=2**30))
+
+
+def test_k_is_cut_where_tiles_are_few():
+    alone = estimate.best_way(of_size(2112, 2048, 2048), 128, 132)
+    assert alone.parts == 1
+    few = estimate.best_way(of_size(300, 300, 9000), 128, 132)
+    assert few.parts > 1
+    plan = FAMILY.plan(HOPPER, of_size(300, 300, 9000), FAMILY.default(HOPPER, PRECISIONS["s"]))
+    tiles = estimate.count_tiles(of_size(300, 300, 9000), few.tile)
+    assert plan.takes_tickets
+    assert plan.scratch_bytes == tiles * few.parts * few.tile.bx * few.tile.by * 4
+    whole = FAMILY.plan(HOPPER, of_size(2112, 2048, 2048), FAMILY.default(HOPPER, PRECISIONS["s"]))
+    assert (whole.takes_tickets, whole.scratch_bytes) == (False, 0)
+    assert BY_NAME["nv_fused"].name == "nv_fused"
+
+
+def test_a_unit_has_one_work_group():
+    for g in (of_size(9000, 9000, 64), of_size(130, 70, 64), of_size(500, 500, 600, "c", batch=3)):
+        step = FAMILY.plan(HOPPER, g, FAMILY.default(HOPPER, PRECISIONS[g.precision])).steps[0]
+        way = estimate.best_way(g, 128, 132)
+        tasks = estimate.count_tiles(g, way.tile) * way.parts
+        assert step.global_size == (512 * min(132, tasks),)
+
+
+def test_smaller_tiles_are_for_smaller_products():
+    assert estimate.best_way(of_size(4096, 4096, 512), 128, 132).tile == Tile(1, 128)
+    assert estimate.best_way(of_size(1024, 1024, 512), 128, 132).tile == Tile(1, 64)
