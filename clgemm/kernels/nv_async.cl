@@ -64,6 +64,19 @@ INLINE void mbarrier_arrive_after_copies(uint address)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
 }
 
+// Tell whether mbarrier_wait would return at once.  Asked some products ahead, the answer is there when
+// it is needed, and a warp that waits for nobody loses no time.
+INLINE uint mbarrier_passed(uint address, uint parity)
+{
+    uint done;
+    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(address), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 INLINE void mbarrier_wait(uint address, uint parity)
 {
     uint done;
@@ -75,11 +88,7 @@ INLINE void mbarrier_wait(uint address, uint parity)
                      : "r"(address), "r"(parity)
                      : "memory");
 #else
-        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
-                     "selp.u32 %0, 1, 0, p; }"
-                     : "=r"(done)
-                     : "r"(address), "r"(parity)
-                     : "memory");
+        done = mbarrier_passed(address, parity);
 #endif
     } while (!done);
 }

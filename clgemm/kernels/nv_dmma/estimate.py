@@ -19,37 +19,39 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
+MOST_ALONG = 32 * 16  # of a warp's tile whose A is copied by pairs along its depth
 MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
-LAUNCH = 6700  # of the launch, until its first slices are on their way
-ENDS = (
-    0.95  # for each element of a macro-tile, for its store, beside the wait for its first slice ...
-)
-HIDDEN = 0.8  # of both, if another macro-tile's products run meanwhile
-SEGMENTS = 15500  # for pieces that begin and end within macro-tiles, and ...
-SEGMENT_ENDS = 0.85  # ... of the ends of a macro-tile, for those of a piece
-APART, FAR_APART = 1.1, 1.13
-"""Time of slices that neighbours do not fetch at the same time, from the cache and from memory."""
+LAUNCH = 6000  # of the launch, until its first slices are on their way
+WAVE = 500  # of macro-tiles that begin together, until their products do, and ...
+ENDS = 0.74  # ... for each element of one, for its store, beside the wait for its first slice ...
+HIDDEN = 0.58  # of both, if another macro-tile's products run meanwhile
+SEGMENTS = 12000  # for pieces that begin and end within macro-tiles, and ...
+SEGMENT_ENDS = 1.6  # ... of the ends of a macro-tile, for those of a piece
+FAR_APART = 1.06  # time of slices from memory that neighbours do not fetch at the same time
 CACHE = 40e6  # bytes of operands that stay in the cache
-EXCHANGED = 14  # elements a clock, of what another work-group computed of a macro-tile
-JOIN = 10200  # of the launch that adds up parts of K, and ...
-JOINED = 29  # ... bytes a clock, of a compute unit, that pass through scratch
-TICKET = 3500  # until who adds up parts of K without a launch knows that, and ...
+EXCHANGED = 11.4  # elements a clock, of what another work-group computed of a macro-tile
+JOIN = 11000  # of the launch that adds up parts of K, and ...
+JOINED = 31  # ... bytes a clock, of a compute unit, that pass through scratch
+TICKET = 4300  # until who adds up parts of K without a launch knows that, and ...
 GATHERED = 50  # ... bytes a clock that it reads
 LEAST_DEPTH = 256  # of a part of K
 
 PRODUCTS = 128  # a clock
-FRAGMENTS = {64 * 32: 1.1, 32 * 32: 1.23, 32 * 16: 1.25, 16 * 16: 1.32}
+FRAGMENTS = {64 * 32: 1.17, 32 * 32: 1.17}
 """What products take longer for loading fragments, by the area of a warp's tile, ..."""
-SHORT, SHORT_DEPTH = 1.06, 16  # ... for waiting at the end of slices of no more than this depth ...
-BUSY_ITEMS, IDLE = 256, 1.15  # ... and with fewer work-items on a compute unit than these
-LINES = {128: 3.7, 64: 3.7, 32: 4.2, 16: 6.0, 8: 5.5}
+SMALL_FRAGMENTS = 1.25  # ... and of smaller ones
+SLICE = 115  # clocks in which a warp changes over to the next slice, and ...
+ISSUE = 4.2  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
+QUARTER = 128  # work-items with which each quarter of a unit has one warp
+LINES = {32: 3.05, 16: 5.1, 8: 5.1}
 """Clocks of copying 128 bytes by where rows in memory start: at multiples of so many bytes.
 
 From 16 on copies are of 16 bytes, and each eight of them ask for one or two lines of the cache; the
 others are of 8 bytes."""
-TURNED = 7.0  # the same of a real A that is turned as it is copied
-OVERLAP = 5  # the norm that combines products and copies: nearly the longer of both ...
-LONE_OVERLAP = 2  # ... and with copies of 8 bytes, of one macro-tile that is alone on its unit
+TURNED = 6.8  # the same of a real A that is turned as it is copied
+OVERLAP = 5  # the norm that combines products and copies: nearly the longer of both
+MEMORY = 1790  # bytes a clock of the whole device, from and to memory, and ...
+MEMORY_OVERLAP = 2.7  # ... the norm that combines them with all else
 
 EDGE_WIDTH = 32  # of nv_dmma/edges.cl
 EDGE_CHUNK = 2000  # clocks of a strip for each chunk of the depth, and ...
@@ -119,10 +121,23 @@ def wide(g: Gemm) -> tuple[bool, bool]:
     )
 
 
+def reads_along(g: Gemm, tile: Tile) -> bool:
+    """Tell whether a real A is copied by pairs along its depth, as it lies in memory.
+
+    Fragments take twice as many registers then, of which the largest tiles of a warp have none.
+    """
+    return real_parts(g) == 1 and g.trans_a and tile.wm * tile.wn <= MOST_ALONG
+
+
+def _turns(g: Gemm, tile: Tile) -> bool:
+    """Tell whether a real A is copied number by number."""
+    return real_parts(g) == 1 and g.trans_a and not reads_along(g, tile)
+
+
 def _copy_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a compute unit's cache gives it a slice."""
     each = precision_of(g).itemsize
-    known = 128 if g.aligned else 16 if real_parts(g) > 1 else 8
+    known = max(LINES) if g.aligned else 16 if real_parts(g) > 1 else 8
     line_a, line_b = (
         LINES[max(8, math.gcd(known, (ld | stride | offset) * each))]
         for ld, stride, offset in (
@@ -130,15 +145,17 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
             (g.ldb, g.stride_b, g.offset_b),
         )
     )
-    if real_parts(g) == 1 and g.trans_a:
+    if _turns(g, tile):
         line_a = TURNED
     return tile.kc * 8 / 128 * (tile.mc / real_parts(g) * line_a + tile.nc * line_b)
 
 
-def _norm(g: Gemm, tile: Tile, rounds: int) -> int:
-    """Return the norm that combines the clocks of products and copies."""
-    eights = real_parts(g) == 1 and (g.trans_a or not all(wide(g)))
-    return LONE_OVERLAP if eights and tile.resident == 1 and rounds == 1 else OVERLAP
+def _change_clocks(g: Gemm, tile: Tile) -> float:
+    """Estimate the clocks in which a warp starts a slice's copies and changes over to the next."""
+    wide_a, wide_b = wide(g)
+    single_a = _turns(g, tile) or not wide_a
+    copies = tile.mc * (1 + single_a) + tile.nc * (1 + (not wide_b))
+    return SLICE + ISSUE * copies * tile.kc / 2 / tile.items
 
 
 def _strip_clocks(g: Gemm, tile: Tile, thick: int) -> int:
@@ -160,11 +177,82 @@ def _adding(units: int, g: Gemm, tile: Tile, parts: int) -> tuple[bool, float]:
     return joins, within if joins else by_launch
 
 
+class _Unit(NamedTuple):
+    """What takes how many clocks on a compute unit for a problem's macro-tiles.
+
+    Its work-groups share the tensor cores, so what counts is how many macro-tiles it has.
+    """
+
+    tile: Tile
+    products: float
+    """Of a slice, like the next two."""
+    change: float
+    copies: float
+    transfers: float
+    """From and to the device's memory, of the whole problem."""
+
+    def ends(self, number: int) -> float:
+        """Return the clocks in which so many macro-tiles that run together begin and end."""
+        end = ENDS * self.tile.area + self.copies
+        return number * end * (HIDDEN if number > 1 else 1.0) + WAVE
+
+    def slices(self, number: int) -> float:
+        """Return the clocks of a slice of each of so many macro-tiles that run together."""
+        warps = max(1.0, number * self.tile.items / QUARTER)
+        return number * _norm(self.products + self.change / warps, self.copies, OVERLAP)
+
+    def computed(self, number: int, count: int) -> float:
+        """Return the clocks of so many macro-tiles of so many slices each."""
+        resident = self.tile.resident
+        full, rest = divmod(number, resident)
+        clocks = full * (count * self.slices(resident) + self.ends(resident))
+        return clocks + (count * self.slices(rest) + self.ends(rest) if rest else 0.0)
+
+    def beside_memory(self, clocks: float) -> float:
+        """Return the clocks of what so many take, and of what memory transfers meanwhile."""
+        return _norm(clocks, self.transfers, MEMORY_OVERLAP)
+
+
+def _norm(x: float, y: float, power: float) -> float:
+    norm: float = (x**power + y**power) ** (1 / power)
+    return norm
+
+
+def _unit(g: Gemm, tile: Tile) -> _Unit:
+    products = tile.kc * tile.area / PRODUCTS * FRAGMENTS.get(tile.wm * tile.wn, SMALL_FRAGMENTS)
+    return _Unit(
+        tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), g.operand_bytes / MEMORY
+    )
+
+
+def _alone(unit: _Unit, units: int, tiles: int, slices: int, strip: float, strips: int) -> Way:
+    """Give each macro-tile a work-group."""
+    most = units * unit.tile.resident
+    clocks = LAUNCH + unit.beside_memory(unit.computed(-(-tiles // units), slices))
+    if strips <= -tiles % most:  # they run beside the last macro-tiles
+        clocks = max(clocks, clocks * (1 - 1 / -(-tiles // most)) + strip)
+    else:
+        clocks += strip
+    return Way(tiles, 0, 0, 1, False, clocks)
+
+
+def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
+    """Share the slices of the last macro-tiles, strips aside."""
+    tile, turns = unit.tile, unit.tile.resident
+    most = units * turns
+    whole = max(0, tiles // most - 1) * most
+    share = (tiles - whole) / most
+    near = (g.m + g.n) * g.k * real_parts(g) * 8 * g.batch < CACHE
+    clocks = unit.computed(whole // units, slices)
+    clocks += math.ceil(share * slices) * unit.slices(turns) * (1.0 if near else FAR_APART)
+    clocks += unit.ends(turns) * max(1.0, share) * SEGMENT_ENDS
+    exchanged = turns * tile.area / EXCHANGED / min(1.0, share)
+    clocks += exchanged * (HIDDEN if turns > 1 else 1.0)
+    return Way(whole, tiles - whole, most, 1, False, LAUNCH + SEGMENTS + unit.beside_memory(clocks))
+
+
 def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = NO_STRIPS) -> Way:
     """Decide whether macro-tiles are shared, and estimate the clocks that a problem takes.
-
-    A unit's work-groups share its tensor cores, so what counts without sharing is how many
-    macro-tiles the busiest unit has.
 
     Parameters
     ----------
@@ -179,47 +267,19 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     strips : Strips
         What further work-groups do.  They come last, so K is not cut then.
     """
-    ce = real_parts(g)
+    ce, most = real_parts(g), units * tile.resident
     tiles, slices = count_macro_tiles(g, tile.mc // ce, tile.nc), -(-g.k * ce // tile.kc)
-    products = tile.kc * tile.area / PRODUCTS * FRAGMENTS.get(tile.wm * tile.wn, 1.25)
-    products *= SHORT if tile.kc <= SHORT_DEPTH else 1
-    copies, norm = _copy_clocks(g, tile), _norm(g, tile, -(-tiles // units))
-    end = ENDS * tile.area + copies
-
-    def ends(turns: float) -> float:
-        """Return the clocks in which so many macro-tiles of a unit begin and end."""
-        return turns * end * (HIDDEN if turns > 1 and tile.resident > 1 else 1.0)
-
-    def computed(turns: float, count: int) -> float:
-        """Return the clocks in which each of a unit's work-groups computes so many slices."""
-        idle = IDLE if turns * tile.items < BUSY_ITEMS else 1
-        slice_clocks: float = ((products * idle) ** norm + copies**norm) ** (1 / norm)
-        return turns * count * slice_clocks
-
-    most = units * tile.resident
-    strip = _strip_clocks(g, tile, strips.thick) * math.ceil(strips.number * g.batch / most)
-    rounds = -(-tiles // units)
-    alone = LAUNCH + computed(rounds, slices) + ends(rounds)
-    if strips.number * g.batch <= -tiles % most:  # they run beside the last macro-tiles
-        alone = max(alone, alone * (1 - 1 / -(-tiles // most)) + strip)
-    else:
-        alone += strip
-    ways = [Way(tiles, 0, 0, 1, False, alone)]
+    number = strips.number * g.batch
+    strip = _strip_clocks(g, tile, strips.thick) * math.ceil(number / most)
+    unit = _unit(g, tile)
+    ways = [_alone(unit, units, tiles, slices, strip, number)]
     if shares and tiles % most and (tiles + most) * slices <= INT32_MAX and most <= TICKETS:
-        whole = max(0, tiles // most - 1) * most
-        left = tiles - whole
-        turns, share = tile.resident, left / most
-        clocks = LAUNCH + computed(whole // units, slices) + ends(whole // units) + SEGMENTS
-        apart = APART if (g.m + g.n) * g.k * ce * 8 * g.batch < CACHE else FAR_APART
-        clocks += computed(turns, math.ceil(share * slices)) * apart + strip
-        clocks += ends(turns) * max(1.0, share) * SEGMENT_ENDS
-        exchanged = turns * tile.area / EXCHANGED / min(1.0, share)
-        clocks += exchanged * (HIDDEN if turns > 1 else 1.0)
-        ways.append(Way(whole, left, most, 1, False, clocks))
+        way = _shared(g, unit, units, tiles, slices)
+        ways.append(way._replace(clocks=way.clocks + strip))
     last = min(most // tiles, slices * tile.kc // LEAST_DEPTH) if shares else 0
     for parts in range(2, 0 if strips.number else last + 1):
-        turns = -(-tiles * parts // units)
-        clocks = LAUNCH + computed(turns, -(-slices // parts)) + ends(turns)
+        computed = unit.computed(-(-tiles * parts // units), -(-slices // parts))
         joins, adding = _adding(units, g, tile, parts)
-        ways.append(Way(tiles, 0, 0, parts, joins, clocks + adding))
+        clocks = LAUNCH + unit.beside_memory(computed) + adding
+        ways.append(Way(tiles, 0, 0, parts, joins, clocks))
     return min(ways, key=lambda way: way.clocks)

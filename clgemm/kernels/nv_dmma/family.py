@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 NEWEST_SHAPES = (9, 0)  # compute capability with 16x8x4 products and bulk copies
 MAX_ACCUMULATORS = 64  # doubles a work-item; more would spill
 PACK_ITEMS = 128  # of nv_dmma/pack.cl
+LIMITED = 64  # rows and columns of a macro-tile whose registers are limited
 PLANNED = frozenset(
     {"FIT", "PACK_A", "PACK_B", "SHARE"}
 )  # parameters of the plan, not of the kernel
@@ -158,6 +159,8 @@ class NvDmma(KernelFamily):
         if config["STAGES"] < 2:
             yield "a stage is filled while another one is read"
         depth = kc * (2 if precision.is_complex else 1)
+        if config["WK"] > 1 and config["SHARE"]:
+            yield "scratch has no room for sums of each warp along the depth"
         if config["STAGES"] > 3 and config["WK"] == 1 and depth >= 32:
             yield "three stages of deep slices are enough"
         tile = (config["MC"] + config["NC"]) * kc * precision.itemsize
@@ -200,12 +203,20 @@ class NvDmma(KernelFamily):
     def _gemm(self, traits: DeviceTraits, whole: Gemm, g: Gemm, config: Config, cut: Cut) -> Step:
         """Multiply: macro-tiles of `g`, then strips of what `whole` has beyond it."""
         strips, thick = partition.strips(whole, g)
-        spec = _gemm_spec(
-            g.precision, config, _layout(g, cut),
-            (g.conj_a and not cut.pack_a, g.conj_b and not cut.pack_b),
-            (cut.parts > 1) + cut.joins, cut.workers > 0, _is_even(g, config, cut), thick,
-            self._has_bulk_copies(traits),
-        )  # fmt: skip
+        tile = partition.tile(config, estimate.real_parts(g))
+        limit = _target(traits) if _is_limited(tile) else ""
+        choices = (
+            ("ALONG_A", int(estimate.reads_along(g, tile) and not cut.pack_a)),
+            ("CONJ_A", int(g.conj_a and not cut.pack_a)),
+            ("CONJ_B", int(g.conj_b and not cut.pack_b)),
+            ("EDGE_THICK", thick),
+            ("EVEN", int(_is_even(g, config, cut))),
+            ("PARTS", (cut.parts > 1) + cut.joins),
+            ("RESIDENT", tile.resident if limit else 0),
+            ("SHARED", int(cut.workers > 0)),
+        )
+        newest = self._has_bulk_copies(traits)
+        spec = _gemm_spec(g.precision, config, _layout(g, cut), choices, newest, limit)
         args = (
             *gemm_args(whole), "scratch" if cut.reals else "c", cut.packed_a, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
@@ -240,6 +251,23 @@ def _is_even(g: Gemm, config: Config, cut: Cut) -> bool:
     return (cut.pack_a or g.m % config["MC"] == 0) and (cut.pack_b or g.n % config["NC"] == 0)
 
 
+def _is_limited(tile: estimate.Tile) -> bool:
+    """Tell whether the assembler is told how many work-groups a unit is to hold.
+
+    Of these tiles it sometimes gives work-items more registers than that leaves them.  It has to
+    assemble twice for it, so others are left alone.
+    """
+    return tile.resident > 1 and tile.mc == tile.nc == LIMITED
+
+
+def _target(traits: DeviceTraits) -> str:
+    """Name what the assembler makes code for, "" for devices on which fewer work-groups fit."""
+    capability = traits.compute_capability
+    if capability is None or capability < NEWEST_SHAPES:
+        return ""
+    return f"sm_{capability[0]}{capability[1]}"
+
+
 def _layout(g: Gemm, cut: Cut) -> Layout:
     return (g.trans_a, g.trans_b, *estimate.wide(g), cut.pack_a, cut.pack_b)
 
@@ -257,20 +285,11 @@ def _pack_spec(precision: str, config: Config, layout: Layout) -> KernelSpec:
 
 @lru_cache(maxsize=256)
 def _gemm_spec(
-    precision: str, config: Config, layout: Layout, conj: tuple[bool, bool], parts: int,
-    shared: bool, even: bool, thick: int, newest: bool,
+    precision: str, config: Config, layout: Layout, choices: tuple[tuple[str, int], ...],
+    newest: bool, target: str,
 ) -> KernelSpec:  # fmt: skip
-    is_complex = PRECISIONS[precision].is_complex
     defines = {name: value for name, value in config.params if name not in PLANNED}
-    defines |= _layout_defines(layout)
-    defines |= {
-        "CONJ_A": int(is_complex and conj[0]),
-        "CONJ_B": int(is_complex and conj[1]),
-        "PARTS": parts,
-        "SHARED": int(shared),
-        "EVEN": int(even),
-        "EDGE_THICK": thick,
-        "MMA_ROWS": 16 if newest else 8,
-        "TRY_WAIT": int(newest),
-    }
-    return _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliiiiiip")
+    defines |= _layout_defines(layout) | dict(choices)
+    defines |= {"MMA_ROWS": 16 if newest else 8, "TRY_WAIT": int(newest)}
+    spec = _spec("nv_dmma", GEMM_FILES, precision, defines, "plliiliiiiiip")
+    return spec._replace(target=target)

@@ -8,7 +8,7 @@
 //                        or A has to be turned), which put each chunk in its place, and zeros
 //                        beyond the depth
 //
-//      slice t   | step 0 | .. | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
+//      slice t   | step 0 | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
 //
 // Fragments of the next step are loaded while this one is multiplied; at the dots the buffer of
 // slice t - 1 is refilled, a few copies at a time, for a block of them would keep the tensor cores
@@ -45,6 +45,9 @@
 #ifndef STAGES
 #define STAGES 3  // slices in local memory
 #endif
+#ifndef RESIDENT
+#define RESIDENT 0  // work-groups that a unit is to hold at a time, 0: as many as there are registers
+#endif
 #ifndef CONJ_A
 #define CONJ_A 0  // 1: A is complex, not packed, and to be conjugated
 #endif
@@ -52,6 +55,8 @@
 #define CONJ_B 0
 #endif
 
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
 #define UNITS_A (MC * CE / 16)  // along the width of a slice
 #define UNITS_B (NC / 16)
 #define FRAGS_A (WM * CE / 16)  // of a warp
@@ -105,12 +110,12 @@
 
 // Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
 // in.  Beyond the end of K nothing is copied.  `whole` says that no copy of the slice crosses an
-// edge, `used` that the buffer was filled before.
-#define FILL(stage, parity, part, whole, used)                                                     \
+// edge.
+#define FILL(stage, parity, part, whole)                                                           \
     if (whole || left > 0) {                                                                       \
         const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
         const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
-        if (used && (part) == 0 && (GATHERS || item == 0))                                         \
+        if ((part) == 0 && !is_empty && (GATHERS || item == 0))                                    \
             mbarrier_wait(empty, parity);                                                          \
         if ((part) == 0 && BULKS && item == 0) {                                                   \
             mbarrier_expect(full, (PACK_A * CHUNKS(MC) + PACK_B * CHUNKS(NC)) * 16);               \
@@ -135,24 +140,34 @@
     }
 
 #define FILL_ALL(stage, whole)                                                                     \
-    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole, 0)
+    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole)
 
-// Multiply slices t, t + 1, ... until `end`.
+// Multiply slices t, t + 1, ... until `end`.  Of both barriers it is asked ahead whether they have
+// passed (ASKS): while a warp waits for that answer alone it has no products.
 #define MULTIPLY_SLICES(end, whole)                                                                \
     for (; t < end; t++) {                                                                         \
+        const uint next = reads + 1 == STAGES ? 0 : reads + 1, next_parity = reads_parity ^ !next; \
+        const uint next_full = barriers_at + next * 8;                                             \
+        uint is_full = 0;                                                                          \
         UNROLL for (int s = 0; s < STEPS - 1; s++)                                                 \
         {                                                                                          \
+            if (ASKS && s == FIRST_FILL)                                                           \
+                is_empty = mbarrier_passed(barriers_at + (STAGES + fills) * 8, fills_parity);      \
+            if (ASKS && s == STEPS - 2)                                                            \
+                is_full = mbarrier_passed(next_full, next_parity);                                 \
             LOAD(s + 1, reads)                                                                     \
             MULTIPLY(s)                                                                            \
-            FILL(fills, fills_parity, s, whole, 1)                                                 \
+            if (s >= FIRST_FILL)                                                                   \
+                FILL(fills, fills_parity, s - FIRST_FILL, whole)                                   \
         }                                                                                          \
         fills = reads; /* the next slice's copies go where this one was */                         \
         fills_parity = reads_parity;                                                               \
         const uint emptied = barriers_at + (STAGES + reads) * 8;                                   \
-        reads = reads + 1 == STAGES ? 0 : reads + 1;                                               \
-        reads_parity ^= reads == 0;                                                                \
+        reads = next;                                                                              \
+        reads_parity = next_parity;                                                                \
         if (whole || t + 1 < slices) {                                                             \
-            mbarrier_wait(barriers_at + reads * 8, reads_parity);                                  \
+            if (!is_full)                                                                          \
+                mbarrier_wait(next_full, next_parity);                                             \
             LOAD(0, reads)                                                                         \
         }                                                                                          \
         MULTIPLY(STEPS - 1)                                                                        \
@@ -255,6 +270,9 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 #if PARTS == 2
     __local int is_last;
 #endif
+#if RESIDENT
+    asm volatile("//@@.minnctapersm " TEXT(RESIDENT) ::: "memory");
+#endif
     const uint tiles_at = LOCAL_ADDRESS(tiles), barriers_at = LOCAL_ADDRESS(barriers);
 
     const int m = main_m, n = main_n, k = g.k;
@@ -353,6 +371,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int split = (SPLITS(PACK_A, KIND_A, TRANS_A, WIDE_A) && i0 + MC > m && (m - i0) % 2) ||
                       (SPLITS(PACK_B, KIND_B, !TRANS_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
     const int whole = !GATHERS ? slices : split ? 0 : left / KC;
+    uint is_empty = 1;  // no buffer was filled before
     if (whole >= STAGES - 1) {
         for (int stage = 0; stage < STAGES - 1; stage++)
             FILL_ALL(stage, 1)
@@ -360,8 +379,10 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
         for (int stage = 0; stage < STAGES - 1; stage++)
             FILL_ALL(stage, 0)
     }
-    int t = 0, reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
+    int t = 0;
+    uint reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
     uint reads_parity = 0, fills_parity = 1;
+    is_empty = 0;
     if (slices > 0) {
         mbarrier_wait(barriers_at, 0);
         LOAD(0, 0)

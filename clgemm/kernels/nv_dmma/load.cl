@@ -27,7 +27,11 @@
 #define WARPS (WARPS_M * WARPS_N * WK)
 #define ITEMS (32 * WARPS)
 #define STEPS (KC * CE / 4 / WK)  // of depth 4, of a warp in a slice
-#define PARTS_OF_FILL (STEPS - 1)
+// Without panels, which few copies fill, the buffer of the slice before is refilled from the second
+// step on: the first one is time for all warps to be done with it.
+#define ASKS (!PACK_A && !PACK_B)
+#define FIRST_FILL (ASKS && STEPS > 2)
+#define PARTS_OF_FILL (STEPS - 1 - FIRST_FILL)
 
 // Start one part of PARTS_OF_FILL of a work-item's copies of a slice.  `to` and `from` are its
 // first copy's addresses, w_end and p_end count from there.  What lies beyond the depth becomes

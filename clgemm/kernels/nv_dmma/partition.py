@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clgemm.traits import DeviceTraits
 
 
-def _tile(config: Config, ce: int) -> Tile:
+def tile(config: Config, ce: int) -> Tile:
     """Give a configuration's macro-tile; an element has `ce` real numbers."""
     return tile_of(
         config["MC"] * ce, config["NC"], config["WM"] * ce, config["WN"],
@@ -37,12 +37,15 @@ TILES = (
     tile_of(128, 64, 64, 32, 16, 4), tile_of(64, 128, 64, 32, 16, 4),
     tile_of(128, 64, 32, 32, 32, 3), tile_of(64, 128, 32, 32, 32, 3),
     tile_of(64, 64, 32, 16, 32, 3), tile_of(64, 32, 32, 16, 32, 3), tile_of(32, 64, 32, 16, 32, 3),
-    tile_of(32, 32, 16, 16, 32, 3),
+    tile_of(32, 32, 16, 16, 32, 3), tile_of(64, 64, 32, 32, 16, 4),
+    tile_of(128, 32, 32, 32, 16, 4), tile_of(32, 128, 32, 32, 16, 4),
+    tile_of(64, 64, 32, 16, 16, 4),
 )  # fmt: skip
 """What replaces a macro-tile that is too large."""
-LOYAL = 1.03  # a configuration's own macro-tile stays unless another one saves more than this
+LOYAL = 1.01  # a configuration's own macro-tile stays unless another one saves more than this
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
-MANY = 8  # ... if it is the edge of at least this many macro-tiles
+MANY = 8  # ... if it is the edge of at least this many macro-tiles ...
+WORTH_STRIPS = 0.95  # ... and the rest takes less than this of the time without that
 EDGE_THICK = 8  # real numbers that a strip has across the edge, at most
 SHALLOW = 256  # least depth (in real numbers) at which reading A and B outweighs writing C
 TALL = 64  # macro-tiles in a band of the raster below that depth: columns of C written in a piece
@@ -122,7 +125,7 @@ def chosen(traits: DeviceTraits, g: Gemm, config: Config) -> tuple[Gemm, Config]
     best, clocks = _fitted(traits.compute_units, g, config, NO_STRIPS)
     if main != g:
         other, least = _fitted(traits.compute_units, main, config, strips(g, main))
-        if least < clocks:
+        if least < WORTH_STRIPS * clocks:
             return main, other
     return g, best
 
@@ -154,7 +157,7 @@ class _Choice(NamedTuple):
 @lru_cache(maxsize=256)
 def _choices(config: Config, ce: int) -> tuple[_Choice, ...]:
     """Give the tile of a configuration, then those of `TILES` that are no larger."""
-    own = _tile(config, ce)
+    own = tile(config, ce)
     found = []
     for t in (own, *(t for t in TILES if t.area <= own.area)):
         sizes = {"MC": t.mc // ce, "NC": t.nc, "WM": t.wm // ce, "WN": t.wn, "KC": t.kc // ce}
@@ -189,8 +192,7 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config, beside: Strips = NO_STRIP
     if (reals_a * pack_a + reals_b * pack_b) * 8 > traits.max_allocation:
         pack_a = pack_b = False
     shares = config["SHARE"] and traits.compute_units * mc * ce * nc * 8 <= traits.max_allocation
-    tile = _tile(config, ce)
-    way = best_way(traits.compute_units, g, tile, shares=bool(shares), strips=beside)
+    way = best_way(traits.compute_units, g, tile(config, ce), shares=bool(shares), strips=beside)
     span = -(-slices // way.parts)
     parts = -(-slices // max(1, span))
     packed_a = 0

@@ -7,7 +7,7 @@
 //
 //      kind      chunks of a unit   the chunk of [half][g, q] holds                        for
 //      ALONG_W   2 halves x 32      real numbers (2g, p), (2g + 1, p), p = 2q + half       not A of z
-//      ALONG_P   2 halves x 32      real numbers (w, 2q), (w, 2q + 1), w = 2g + half (*)   B
+//      ALONG_P   2 halves x 32      real numbers (w, 2q), (w, 2q + 1), w = 2g + half (*)   B, A of d
 //      WHOLE     32                 one complex element (g, q): 8 x 4 of them are 16 x 8   A of z
 //
 //      (*) w = g + 8 * half where neighbours in memory are neighbours along the width
@@ -55,15 +55,19 @@
 #define PACK_B 0
 #endif
 
+#ifndef ALONG_A
+#define ALONG_A 0  // 1: a real A whose memory runs along the depth is copied as it lies
+#endif
+
 #define ALONG_W 0
 #define ALONG_P 1
 #define WHOLE 2
 
 // Packed panels are ALONG_W where they can be, for its fragments take fewer registers; what is
-// copied directly takes pairs as they lie, but a real A: were both ALONG_P, there would be more
-// fragments than registers, and moves between them, so it is copied number by number where memory
-// runs along the depth.
-#define KIND_A (IS_COMPLEX ? WHOLE : ALONG_W)
+// copied directly takes pairs as they lie.  Were a real A of a warp's larger tiles ALONG_P as well,
+// there would be more fragments than registers, and moves between them, so it is copied number by
+// number where memory runs along the depth.
+#define KIND_A (IS_COMPLEX ? WHOLE : ALONG_A ? ALONG_P : ALONG_W)
 #define KIND_B (!PACK_B && (IS_COMPLEX || !TRANS_B) ? ALONG_P : ALONG_W)
 
 #define UNIT_CHUNKS(kind) ((kind) == WHOLE ? 32 : 64)
