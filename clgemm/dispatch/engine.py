@@ -33,7 +33,7 @@ from clgemm.layouts import aligned, layout_of
 from clgemm.problem import ELEMENT_OF, INTEGERS, PRECISIONS, Call, describe
 from clgemm.runtime import reentry
 from clgemm.runtime.opencl_errors import translated, translated_errors
-from clgemm.runtime.processor import usable_cores
+from clgemm.runtime.processor import has_more_cores, usable_cores
 from clgemm.streaming.copy_threads import CopyThreads
 from clgemm.streaming.direct import uses_threads
 from clgemm.streaming.runner import StreamingRunner, must_copy
@@ -228,7 +228,8 @@ class Engine:
         problem = describe(*call.operands, call.c, reads_c=call.beta != 0, is_gram=call.is_gram)
         if precision.code in INTEGERS:
             return self._decide_on_integers(call, problem, modes)
-        one_core = self.units() == 1 < self.device.traits.compute_units
+        # A device opened under a limit has but one unit itself.
+        one_core = self._on_cores and self.units() == 1 and has_more_cores(1)
         chosen = by_rule(problem, modes.route, one_core=one_core)
         if chosen is None:
             found = self._times(problem)

@@ -89,7 +89,7 @@ def route(traits: DeviceTraits, problem: Gemm, wanted: str, measured: Times | No
 def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | None:
     """Choose where no time of either side matters; None where one does.
 
-    With `one_core` the user allows one of the cores that the device has.
+    With `one_core` the user allows one of the cores that the machine has.
     """
     if wanted == HOST:
         return Route(HOST, "CLGEMM_ROUTE=host")

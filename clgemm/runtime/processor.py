@@ -27,6 +27,11 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def has_more_cores(units: int) -> bool:
+    """Tell whether the machine has more cores than `units`, whatever this process may use."""
+    return (os.cpu_count() or 1) > units
+
+
 def thread_times(pid: int) -> ThreadTimes:
     """Return how long each thread of a process ran, and waited for a core.
 

@@ -201,6 +201,27 @@ def test_results_under_a_limit_are_right(monkeypatch):
     np.testing.assert_allclose(clgemm.matmul(a, b), a @ b, atol=300 * 2**-52 * 20)
 
 
+def test_a_device_opened_with_one_core_of_several_is_left_alone(device):
+    """It has one unit then; NumPy's threads of before keep their cores."""
+    if device.traits.kind != "cpu" or not hasattr(os, "sched_setaffinity"):
+        pytest.skip("a device without the host's cores, or a system without affinities")
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("one core alone")
+    program = """
+import os
+import numpy as np
+a = np.ones((400, 401))
+b = a @ a.T
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import clgemm
+found = clgemm.explain(a, a.T)
+assert (found.route, "one core" in found.why) == ("host", True), found
+assert (clgemm.matmul(a, a.T) == b).all()
+"""
+    run = run_python(program, CLGEMM_ROUTE="auto")
+    assert run.returncode == 0, run.stderr
+
+
 def test_with_one_core_of_several_the_host_computes(device, monkeypatch):
     """A thread of the driver's beside the caller's, which waits for it, would be a second one."""
     if device.traits.kind != "cpu" or device.traits.compute_units == 1:
