@@ -8,7 +8,7 @@ take it without asking for all of it again, which takes longer than many a produ
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -112,7 +112,8 @@ def remember_gemm(arguments: Arguments, *, hosted: bool) -> None:
     kind = _gemm_kind(arguments)
     if not hosted and _still_holds(known, kind):
         return
-    compute: Any = _GemmByHost(arguments) if hosted else _ByDevice.of_gemm(known, arguments)
+    by_host = _LineByHost if 1 in (n, a.size * n // b.size) else _GemmByHost
+    compute: Any = by_host(arguments) if hosted else _ByDevice.of_gemm(known, arguments)
     if compute is not None:
         known.repeat(kind, compute)
 
@@ -135,28 +136,63 @@ class _GemmByHost:
     def __init__(self, arguments: Arguments) -> None:
         _, a, b, _, _, trans_a, trans_b, _ = arguments
         self._routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
-        self._turned_a = _turned(a, trans_a)
-        self._turned_b = _turned(b, trans_b)
+        self._a, self._b = _Passed.of(a, trans_a), _Passed.of(b, trans_b)
 
     def gemm(self, arguments: Arguments) -> NDArray[Any]:
-        alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
-        if self._turned_a is not None:
-            a, trans_a = a.T, self._turned_a
-        if self._turned_b is not None:
-            b, trans_b = b.T, self._turned_b
+        alpha, a, b, beta, c, _, _, overwrite_c = arguments
+        (turned_a, trans_a, conj_a), (turned_b, trans_b, conj_b) = self._a, self._b
+        if turned_a:
+            a = np.conj(a.T) if conj_a else a.T
+        if turned_b:
+            b = np.conj(b.T) if conj_b else b.T
         product: NDArray[Any] = self._routine(
             alpha, a, b, beta, c, trans_a, trans_b, overwrite_c
         )  # fmt: skip
         return product
 
 
-def _turned(x: NDArray[Any], trans: int) -> int | None:
-    """Return the flag for `x.T` if it is that which SciPy takes as it lies, else None."""
-    if x.flags.f_contiguous or not x.flags.c_contiguous:
-        return None
-    if trans == _CONJUGATE and x.dtype.kind == "c":  # BLAS cannot conjugate alone
-        return None
-    return 0 if trans else 1
+class _LineByHost:
+    """One row or column, which lies in both orders, and is computed as `Call.of` sees it."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        _, a, _, _, _, trans_a, trans_b, _ = arguments
+        is_complex = a.dtype.kind == "c"
+        self._conj = tuple(is_complex and x == _CONJUGATE for x in (trans_a, trans_b))
+
+    def gemm(self, arguments: Arguments) -> NDArray[Any]:
+        alpha, a, b, _, _, trans_a, trans_b, _ = arguments
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+        result, beta = _result(arguments, (op_a.shape[0], op_b.shape[1]))
+        host_blas.gemm(Call.of(alpha, op_a, op_b, beta, result, *self._conj))
+        return result
+
+
+def _result(arguments: Arguments, shape: tuple[int, ...]) -> tuple[NDArray[Any], complex]:
+    """Return where the result goes, and what it is multiplied by before."""
+    _, a, _, beta, c, _, _, overwrite_c = arguments
+    if c is not None and overwrite_c and c.flags.f_contiguous:
+        return c, beta
+    if c is None or beta == 0:
+        return np.empty(shape, a.dtype, "F"), 0.0
+    return c.copy("F"), beta
+
+
+class _Passed(NamedTuple):
+    """How SciPy gets an operand: as `host.blas.gemm` passes it, so that bits are equal."""
+
+    turned: bool
+    trans: int
+    conj: bool
+
+    @classmethod
+    def of(cls, x: NDArray[Any], trans: int) -> _Passed:
+        if not trans:
+            row_major = x.flags.c_contiguous
+            return cls(row_major, int(row_major), conj=False)
+        conj = x.dtype.kind == "c" and trans == _CONJUGATE
+        if x.flags.f_contiguous:
+            return cls(turned=False, trans=_CONJUGATE if conj else 1, conj=False)
+        return cls(turned=True, trans=0, conj=conj)  # BLAS cannot conjugate alone
 
 
 class _ByDevice:
@@ -168,7 +204,6 @@ class _ByDevice:
         self._units = known.units()
         self._decision = known.decide(call, self._modes)
         self._shape = call.c.shape[::-1] if call.transposed else call.c.shape
-        self._dtype = call.c.dtype
         self._conj = call.conj_a, call.conj_b
         self._turned = call.transposed
         (m, n), a, b = call.c.shape, call.a, call.b
@@ -221,13 +256,8 @@ class _ByDevice:
 
     def gemm(self, arguments: Arguments) -> NDArray[Any] | None:
         """Multiply as BLAS does."""
-        alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
-        if c is not None and overwrite_c and c.flags.f_contiguous:
-            result = c
-        elif c is None or beta == 0:
-            result, beta = np.empty(self._shape, self._dtype, "F"), 0.0
-        else:
-            result = c.copy("F")
+        alpha, a, b, _, _, trans_a, trans_b, _ = arguments
+        result, beta = _result(arguments, self._shape)
         return self._run(
             alpha, a.T if trans_a else a, b.T if trans_b else b, result, beta
         )  # fmt: skip

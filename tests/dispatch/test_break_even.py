@@ -492,7 +492,7 @@ def test_what_is_known_of_a_call_is_not_taken_for_another(other, hosted):
     assert len(hosted) == asked + 1
 
 
-@pytest.mark.parametrize("more", [{"c": np.ones((110, 110), np.float32, "F")},
+@pytest.mark.parametrize("more", [{"beta": 1, "c": np.ones((110, 110), np.float32, "F")},
                                   {"beta": 2.0, "c": np.ones((110, 110), np.float32, "F")},
                                   {"trans_a": 1}, {"trans_b": 1}])  # fmt: skip
 def test_what_is_known_of_a_gemm_is_not_taken_for_another(more, hosted):
