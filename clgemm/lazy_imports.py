@@ -29,12 +29,21 @@ PATIENCE = 10.0
 importing = threading.RLock()
 """Held during such an import."""
 _fork = threading.local()
+_IMPORT_SYSTEM = vars(importlib._bootstrap)  # noqa: SLF001 - its frames hold modules' locks
 
 
 def lazy_import(name: str) -> ModuleType:
-    """Import a module and return it; no thread forks meanwhile."""
-    with importing:
+    """Import a module and return it; no thread forks meanwhile.
+
+    A call from within an import, of a signal handler perhaps, does not wait for other threads that
+    import: they may wait for the module that is imported here.
+    """
+    taken = importing.acquire(blocking=not _is_importing())
+    try:
         return importlib.import_module(name)
+    finally:
+        if taken:
+            importing.release()
 
 
 def lazy_import_apart(name: str) -> ModuleType:
@@ -45,7 +54,7 @@ def lazy_import_apart(name: str) -> ModuleType:
     none of `threading`: a trace function that multiplies there would wait for the main thread.
     """
     in_main = threading.current_thread() is threading.main_thread()
-    if name in sys.modules or not in_main or _is_begun(name.partition(".")[0]):
+    if name in sys.modules or not in_main or _is_importing():
         return lazy_import(name)
     found: Future[ModuleType] = Future()
     try:
@@ -55,14 +64,14 @@ def lazy_import_apart(name: str) -> ModuleType:
     return found.result()
 
 
-def _is_begun(package: str) -> bool:
-    """Tell whether some module of a package is being imported now.
-
-    By this very thread, perhaps: another one would wait for it.
-    """
-    modules = [x for name, x in list(sys.modules.items()) if name.partition(".")[0] == package]
-    specs = (getattr(module, "__spec__", None) for module in modules)
-    return any(getattr(spec, "_initializing", False) for spec in specs)
+def _is_importing() -> bool:
+    """Tell whether this thread holds what others that import wait for."""
+    if importing._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading` asks it
+        return True
+    frame = sys._getframe().f_back  # noqa: SLF001 - the one of `inspect` has to be imported
+    while frame is not None and frame.f_globals is not _IMPORT_SYSTEM:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _import_into(found: Future[ModuleType], name: str) -> None:

@@ -19,11 +19,10 @@ from test_nv_split import (
 )
 from test_nv_split_accuracy import (
     CASES,
-    DIFFER,
     KINDS,
     MAX,
-    NAN,
     U,
+    assert_runs_repeat,
     compare,
     multiply,
     operands,
@@ -39,9 +38,7 @@ from clgemm.kernels.nv_fused.family import NvFused
 from clgemm.kernels.nv_split.family import LOCAL_BYTES
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
-from clgemm.runtime import host_memory, opencl
-from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
-from clgemm.runtime.queues import QueueState
+from clgemm.runtime import opencl
 from clgemm.tuning.measure.verify import random_matrix, run_once
 
 FAMILY = NvFused()
@@ -265,40 +262,10 @@ def test_producers_write_what_the_tensor_cores_read(
         assert turn == len(slots)
 
 
-RUNS = 700  # of each shape
-
-
 @pytest.mark.slow
 @ways("code case", "sc", ["normal", "elements 2^+-20", "one 2^100"])
 def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
-    differ = cl.Kernel(opencl.build(device.context, DIFFER), "differ")
-    for shape in ((300, 265, 700), (1024, 1024, 320), (129, 400, 2000)):
-        a, b = operands(code, *shape, case)
-        c = np.zeros((shape[1], shape[0]), a.dtype).T
-        problem = describe(Operand(a), Operand(b), c, reads_c=False).dense()
-        plan = FAMILY.plan(device.traits, problem, config)
-        flags = cl.mem_flags.READ_WRITE
-        scratch = cl.Buffer(device.context, flags, max(4, plan.scratch_bytes))
-        runner = KernelRunner(device, problem, plan)
-        state = QueueState(device.context, device.queue, scratch)
-        places = [host_memory.place(device, x) for x in (a, b, c)]
-        values = (1.0, 0.0, *places, NO_OFFSETS)
-        first = cl.Buffer(device.context, flags, c.nbytes)
-        count = np.zeros(1, np.uint32)
-        counter = cl.Buffer(device.context, flags | cl.mem_flags.COPY_HOST_PTR, hostbuf=count)
-        for i in range(RUNS):  # one after the other, and the host waits for none
-            if i % 100 == 0:
-                cl.enqueue_fill_buffer(device.queue, scratch, NAN, 0, scratch.size)
-            runner.enqueue(values, state, [])
-            if i == 0:
-                cl.enqueue_copy(device.queue, first, places[2], byte_count=c.nbytes)
-            differ.set_args(places[2], first, counter)
-            cl.enqueue_nd_range_kernel(device.queue, differ, (c.nbytes // 4,), None)
-            cl.enqueue_fill_buffer(device.queue, places[2], NAN, 0, c.nbytes)
-        cl.enqueue_copy(device.queue, count, counter)
-        assert count[0] == 0, f"{shape}: {count[0]} numbers differed in {RUNS} runs"
-        host_memory.fetch(device, first, c)
-        assert np.all(np.isfinite(c))
+    assert_runs_repeat(device, config, code, case)
 
 
 @pytest.mark.families("nv_fused")

@@ -153,6 +153,26 @@ while calls < 5 or count < int(sys.argv[3]):
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
+# Each import holds locks of modules, which another thread that imports would wait for.
+IMPORTING = """
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        signal.raise_signal(signal.SIGINT)
+
+def press(*_):
+    if not busy:
+        busy.append(1)
+        inner()
+        busy.clear()
+
+busy = []
+signal.signal(signal.SIGINT, press)
+sys.meta_path.insert(0, Presses())
+dense()
+import html.parser, scipy.linalg
+assert count > 3, count
+"""
+
 # The handler's own lock is held while it works, and each thread logs while it holds another.
 LOGGED = """
 class Multiplies(logging.Handler):
@@ -234,6 +254,12 @@ def test_signal_handlers_that_multiply_at_any_moment(device, route):
     if not hasattr(signal, "setitimer"):
         pytest.skip("this system has no such timer")
     run(SIGNALS, device, 6, HANDLED, seconds=PATIENCE + HANDLED, CLGEMM_ROUTE=route)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("route", ["device", None])
+def test_signal_handlers_that_multiply_within_each_import(device, route):
+    run(IMPORTING, device, CLGEMM_ROUTE=route)
 
 
 @pytest.mark.process
