@@ -19,6 +19,7 @@ from clgemm.api import device_arrays, integers, repeated, small, stacks
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
+from clgemm.dispatch.route import DEEP
 from clgemm.host import blas as host_blas
 from clgemm.problem import AS_GIVEN, BY_DTYPE, Call, dtype_of_product
 from clgemm.settings import chooses_route
@@ -32,7 +33,7 @@ _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
 _NDARRAY, _numpys, _chooses = np.ndarray, host_blas.matmul, chooses_route
-_LEAST, _MOST = small.LEAST, small.MOST
+_LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
 than finding out that it is one tall matrix."""
@@ -104,12 +105,16 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     array([[11.]])
     """
     if not given:
-        if x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY):
+        if type(x1) is _NDARRAY is type(x2) and (out is None or type(out) is _NDARRAY):
             # Every check costs a small product a twentieth of its time, and a tenth after others.
-            if x1.ndim == 2 == x2.ndim:
+            if x1.ndim == 2 == x2.ndim and len(x2) > 1:
                 k, n = x2.shape
-                count = x1.size * n
-                if (count <= _LEAST or count <= _MOST.get(x1.dtype, 0)) and k > 1 and _chooses():
+                size = x1.size
+                if (
+                    size * n <= _LEAST or size * n <= (
+                        _ROWS if n == 1 or size == k else _MOST if k >= DEEP else _SHALLOW
+                    ).get(x1.dtype, 0)
+                ) and _chooses():  # fmt: skip
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 first, then = repeated.matmul, small.matmul
             else:

@@ -296,12 +296,12 @@ def _is_aligned(x: NDArray[Any]) -> bool:
 
 def multiplications(a: Any, b: Any) -> int:
     """Count those of vectors and stacks; 0 for what is none, and for stacks to be broadcast."""
-    if not (a.ndim and b.ndim):
-        return 0
-    if a.ndim > _MATRIX and b.ndim > _MATRIX and a.shape[:-2] != b.shape[:-2]:
-        return 0
-    rows, columns, _ = extents(a, b)
-    return int(max(a.size * columns, b.size * rows))
+    p, q = a.ndim, b.ndim
+    if p >= q and (q <= _MATRIX or a.shape[:-2] == b.shape[:-2]):
+        return int(a.size * (b.shape[-1] if q > 1 else q))
+    if p <= _MATRIX:
+        return int(b.size * (a.shape[-2] if p > 1 else p))
+    return 0
 
 
 def extents(a: Any, b: Any) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from clgemm import settings
 from clgemm.api import repeated
 from clgemm.dispatch.explanation import unmeasured
 from clgemm.dispatch.integers import MOST_SMALL
-from clgemm.dispatch.route import SMALL_FLOPS, SMALL_STACK
+from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, ELEMENT_OF, INTEGER_DTYPES
@@ -46,9 +46,13 @@ def _most(flops: int) -> dict[np.dtype[Any], int]:
 
 MOST = _most(SMALL_FLOPS)
 """m * n * k up to which a product is small: a complex multiplication counts four times."""
+SHALLOW = _most(SMALL_SHALLOW)
+"""The same where k is below `DEEP`."""
+ROWS = dict.fromkeys(BY_DTYPE, host_blas.LONG)
+"""The same of a row or a column, which the host computes, whatever its length."""
 _MOST_STACKED = _most(SMALL_STACK)
 """The same for stacks, and for products with vectors."""
-LEAST = min(MOST.values())
+LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
 _WHY = "it is small"
 _FLAGS, _SWITCH = (0, 1, 2), (0, 1)
@@ -90,10 +94,8 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     plain = c is None and type(beta) is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > MOST[dtype]:
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not settings.chooses_route():
         return repeated.gemm(arguments)
-    if not settings.chooses_route():
-        return None
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
     if plain and not (trans_a or trans_b):
@@ -118,28 +120,26 @@ def _fits(arguments: Arguments, dtype: np.dtype[Any], shape: tuple[int, int]) ->
     return c.flags.behaved and not shared
 
 
-def matmul(a: Any, b: Any, out: Any = None) -> Any:
-    """Return a @ b if that is a small product of plain arrays of one type, else None.
+def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:
+    """Return a @ b if that is a small product of one type, else None; no array is of a subclass.
 
     NumPy itself computes, so what is wrong is NumPy's to judge, whatever array `out` is.
     """
-    if type(a) is not _NDARRAY or type(b) is not _NDARRAY:
-        return None
     dtype = a.dtype
-    is_plain = a.ndim == _MATRIX == b.ndim
-    most = (MOST if is_plain else _MOST_STACKED).get(dtype)
-    if (
-        most is None
-        or (b.dtype is not dtype and b.dtype != dtype)
-        or (out is not None and type(out) is not _NDARRAY)
-    ):
+    if b.dtype is not dtype and b.dtype != dtype:
         return None
-    product = a.size * b.shape[1] if is_plain else repeated.multiplications(a, b)
-    if not product or product > most or not settings.chooses_route():
+    is_plain = a.ndim == _MATRIX == b.ndim
+    if is_plain:
+        k, n = b.shape
+        product = a.size * n
+        most = MOST if k >= DEEP else SHALLOW
+    else:
+        product, most = repeated.multiplications(a, b), _MOST_STACKED
+    if not 0 < product <= most.get(dtype, 0) or not settings.chooses_route():
         return None
     if log.isEnabledFor(logging.DEBUG):
         m, n, k = repeated.extents(a, b)
         log.debug("%s", unmeasured(ELEMENT_OF[dtype], k, (product // (m * n * k), m, n), _WHY))
-    if host_blas.is_outer(a, b):
+    if is_plain and host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)
     return host_blas.matmul(a, b) if out is None else host_blas.matmul(a, b, out)

@@ -129,4 +129,4 @@ def _chosen_for(x: Any, y: Any) -> Precision | None:
     if precision is None or min(m, n) <= 1:
         return None
     flops = 2 * precision.multiplications * stack * m * n * x.shape[-1]
-    return None if is_small(flops, stack) else precision
+    return None if is_small(flops, stack, x.shape[-1]) else precision

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
 HOST: Literal["host"] = "host"
 DEVICE: Literal["device"] = "device"
 
-SMALL_FLOPS = 2 * 100**3
-"""Up to a 100-square product a launch takes as long as SciPy's whole call, wherever measured, and
-to look whether its kind is known would cost it a tenth."""
+SMALL_FLOPS = 2 * 128**3
+"""Up to a 128-square product a launch takes as long as SciPy's whole call, wherever measured, and
+to look whether its kind is known would cost it a twentieth."""
+SMALL_SHALLOW = 2 * 100**3
+"""The same where k is below `DEEP`: such a product writes much for its operations."""
+DEEP = 8
 SMALL_STACK = 2 * 64**3
 """The same for stacks of small matrices, which NumPy multiplies one by one."""
-SMALL_SHARED = 2 * 128**3
+SMALL_SHARED = SMALL_FLOPS
 """Up to here a CPU device is left alone where nothing was measured: most break even near it."""
 SMALL_WITH_COPIES = 2 * 896**3
 """The same for devices with a memory of their own, where nothing was measured: an H200 breaks even
@@ -54,9 +57,11 @@ class Route(NamedTuple):
     device_seconds: float | None = None
 
 
-def is_small(flops: float, batch: int) -> bool:
+def is_small(flops: float, batch: int, k: int) -> bool:
     """Tell whether the host computes a product, or a stack of them, whatever is known."""
-    return flops <= (SMALL_FLOPS if batch == 1 else SMALL_STACK)
+    if batch != 1:
+        return flops <= SMALL_STACK
+    return flops <= (SMALL_FLOPS if k >= DEEP else SMALL_SHALLOW)
 
 
 def small_flops(traits: DeviceTraits) -> int:
@@ -95,7 +100,7 @@ def by_rule(problem: Gemm, wanted: str, *, one_core: bool = False) -> Route | No
         return Route(HOST, "CLGEMM_ROUTE=host")
     if wanted == DEVICE:
         return Route(DEVICE, "CLGEMM_ROUTE=device")
-    if is_small(problem.flops, problem.batch):
+    if is_small(problem.flops, problem.batch, problem.k):
         return Route(HOST, "a launch costs more than so small a product")
     if problem.m == 1 or problem.n == 1:
         return Route(HOST, "it is a product with a vector, which the host reads from its memory")

@@ -28,10 +28,10 @@ LEAST_SECONDS = 20e-6  # of the host: what takes less is not worth the 4 us that
 NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
 _CUBES = tuple(
     Shape(n, n, n)
-    for n in (128, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 2048, 4096)
+    for n in (130, 192, 256, 384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 2048, 4096)
 )
 """Of all shapes of so many multiplications the device gains most with cubes, which have the fewest
-elements."""
+elements.  The first one is just larger than what the host computes whatever is known."""
 MERGE_RATE = 10e9  # bytes of C a second, at which one of its triangles is written, at least
 FRESH_RATE = 3e9  # bytes a second at which a system gives memory that is written first
 _INTERPOSED = "interposed"

@@ -16,7 +16,7 @@ from clgemm.host import scipy_blas, threads
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure.verify import random_matrix
 
-M, N, K = 130, 90, 100
+M, N, K = 170, 110, 130
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from helpers import PATIENCE, run_threads
 
 import clgemm
 from clgemm import settings
+from clgemm.api.repeated import multiplications
 from clgemm.dispatch import break_even, engines, times
-from clgemm.dispatch.route import SMALL_SHARED, is_small
+from clgemm.dispatch.route import SMALL_SHALLOW, SMALL_SHARED, is_small
 from clgemm.dispatch.times import OUTLIER, BreakEven, Curve, counts
 from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call
 from clgemm.runtime import registry
@@ -219,11 +220,12 @@ def efforts(monkeypatch):
     return seen
 
 
-def multiply(n, code="s"):
+def multiply(n, code="s", k=None):
     """Compute, and tell how it was decided."""
-    x = np.ones((n, n), PRECISIONS[code].dtype, "F")
-    np.testing.assert_array_equal(getattr(clgemm, f"{code}gemm")(1.0, x, x), np.full((n, n), n))
-    return clgemm.explain(x, x)
+    x = np.ones((n, k or n), PRECISIONS[code].dtype, "F")
+    product = getattr(clgemm, f"{code}gemm")(1.0, x, x, trans_b=1)
+    np.testing.assert_array_equal(product, np.full((n, n), k or n))
+    return clgemm.explain(x, x, trans_b=1)
 
 
 def test_a_search_in_a_call_leaves_time_to_measure(on_cores, efforts, measurements):
@@ -269,14 +271,14 @@ def test_neither_small_products_nor_vectors_search_or_measure(on_cores, efforts,
 def test_what_was_small_before_a_search_stays_on_the_host(on_cores, monkeypatch):
     """Whatever is found out then: equal calls give equal bits."""
     monkeypatch.setattr(break_even, "measured", lambda *_: always("device"))
-    assert SMALL_SHARED > 2 * 120**3
-    before = multiply(120)
+    assert SMALL_SHARED > 2 * 620 * 620 * 5 > SMALL_SHALLOW
+    before = multiply(620, k=5)
     assert (before.route, before.host_seconds) == ("host", None)
     assert multiply(200).host_seconds is not None
-    assert multiply(120) == before
+    assert multiply(620, k=5) == before
     on_cores.forget()
-    assert multiply(120) == before
-    assert multiply(119).route == "host"
+    assert multiply(620, k=5) == before
+    assert multiply(619, k=5).route == "host"
     assert multiply(200).route == "device"
 
 
@@ -291,10 +293,10 @@ def test_what_is_small_goes_by_what_a_search_before_it_measured(on_cores, monkey
             break_even, "measured", lambda _precision, on_device, _until: timed(on_device)
         )
         multiply(200)
-    assert multiply(120).route == "device"
-    assert multiply(120).host_seconds is not None
+    assert multiply(620, k=5).route == "device"
+    assert multiply(620, k=5).host_seconds is not None
     on_cores.forget()
-    assert multiply(119).host_seconds is not None
+    assert multiply(619, k=5).host_seconds is not None
 
 
 def timed(on_device):
@@ -390,12 +392,12 @@ def hosted(cold, monkeypatch):
 OPERANDS = {
     "stacks": ((20, 70, 60), (20, 60, 50)),
     "stacks of stacks": ((3, 5, 70, 60), (3, 5, 60, 50)),
-    "matrices": ((110, 120), (120, 90)),
+    "matrices": ((140, 150), (150, 120)),
     "a matrix and a vector": ((600, 700), (700,)),
     "a vector and a matrix": ((700,), (700, 600)),
     "vectors": ((300_000,), (300_000,)),
-    "one row": ((1, 1700), (1700, 700)),
-    "one column": ((700, 1700), (1700, 1)),
+    "one row": ((1, 1700), (1700, 1300)),
+    "one column": ((1300, 1700), (1700, 1)),
     "stacks of rows": ((50, 1, 300), (50, 300, 40)),
 }
 LIE = {
@@ -413,7 +415,8 @@ def test_what_the_host_multiplies_is_numpys_bit_by_bit(code, kind, lie, hosted, 
     """On the first call and on later ones, which do not ask again."""
     a, b = (LIE[lie](random_array(rng, PRECISIONS[code], shape)) for shape in OPERANDS[kind])
     want = np.matmul(a, b)
-    assert not is_small(2 * a.size * b.shape[-1], 1 if a.ndim == 2 == b.ndim else 2)
+    batch = 1 if a.ndim == 2 == b.ndim else 2
+    assert not is_small(2 * multiplications(a, b), batch, a.shape[-1])
     for _ in range(10):
         got = clgemm.matmul(a, b)
         assert got.tobytes() == want.tobytes()
@@ -427,7 +430,7 @@ def random_array(rng, precision, shape):
 
 def test_a_matrix_and_its_transpose_are_numpys_bit_by_bit(hosted, rng):
     """NumPy computes half of them."""
-    a = random_array(rng, S, (100, 120))
+    a = random_array(rng, S, (140, 150))
     for _ in range(3):
         np.testing.assert_array_equal(clgemm.matmul(a, a.T), np.matmul(a, a.T))
     assert len(hosted) == 1
@@ -437,7 +440,7 @@ def test_a_matrix_and_its_transpose_are_numpys_bit_by_bit(hosted, rng):
 @pytest.mark.parametrize(("trans_a", "trans_b"), [*itertools.product(range(3), range(3))])
 def test_gemm_on_the_host_gives_the_same_bits_each_time(code, trans_a, trans_b, hosted, rng):
     """Small enough for the kernels that OpenBLAS has for each way operands lie."""
-    for m, n in ((70, 65), (300, 1), (1, 300)):
+    for m, n in ((70, 65), (600, 1), (1, 600)):
         for order_a, order_b in itertools.product("CF", "CF"):
             hosted.clear()
             a = random_array(rng, PRECISIONS[code], (m, 4000) if not trans_a else (4000, m))
@@ -462,18 +465,18 @@ def test_stacks_to_be_broadcast_repeat_bit_by_bit(hosted, rng):
 
 
 def test_lists_of_numbers_may_go_to_the_host(hosted, rng):
-    a = np.ascontiguousarray(random_array(rng, S, (110, 110)), np.float64)
+    a = np.ascontiguousarray(random_array(rng, S, (140, 140)), np.float64)
     np.testing.assert_array_equal(clgemm.matmul(a.tolist(), a.tolist()), np.matmul(a, a))
     assert len(hosted) == 1
 
 
-SQUARES = np.ones((110, 110), np.float32), np.ones((110, 110), np.float32)
+SQUARES = np.ones((140, 140), np.float32), np.ones((140, 140), np.float32)
 OTHERS = {
     "another type": lambda a, b: clgemm.matmul(a, b.astype(np.float64)),
     "dtype": lambda a, b: clgemm.matmul(a, b, dtype=np.float64),
     "axes": lambda a, b: clgemm.matmul(a, b, axes=[(1, 0), (0, 1), (0, 1)]),
     "order": lambda a, b: clgemm.matmul(a, b, order="F"),
-    "another out": lambda a, b: clgemm.matmul(a, b, out=np.empty((110, 110), np.float32, "F")),
+    "another out": lambda a, b: clgemm.matmul(a, b, out=np.empty((140, 140), np.float32, "F")),
     "a transposed": lambda a, b: clgemm.matmul(np.asfortranarray(a), b),
     "b transposed": lambda a, b: clgemm.matmul(a, np.asfortranarray(b)),
     "gaps": lambda a, b: clgemm.matmul(np.repeat(a, 2, axis=1)[:, ::2], b),
@@ -492,8 +495,8 @@ def test_what_is_known_of_a_call_is_not_taken_for_another(other, hosted):
     assert len(hosted) == asked + 1
 
 
-@pytest.mark.parametrize("more", [{"beta": 1, "c": np.ones((110, 110), np.float32, "F")},
-                                  {"beta": 2.0, "c": np.ones((110, 110), np.float32, "F")},
+@pytest.mark.parametrize("more", [{"beta": 1, "c": np.ones((140, 140), np.float32, "F")},
+                                  {"beta": 2.0, "c": np.ones((140, 140), np.float32, "F")},
                                   {"trans_a": 1}, {"trans_b": 1}])  # fmt: skip
 def test_what_is_known_of_a_gemm_is_not_taken_for_another(more, hosted):
     a, b = SQUARES

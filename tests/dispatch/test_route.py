@@ -55,7 +55,7 @@ def where(traits, problem, wish, measured=None):
 @pytest.mark.parametrize("traits", [CPU, GPU], ids=["CPU", "GPU"])
 def test_by_size_where_nothing_is_measured(traits):
     assert where(traits, square(2), "auto") == "host"
-    assert square(100).flops == SMALL_FLOPS
+    assert square(128).flops == SMALL_FLOPS
     assert square(896).flops == SMALL_WITH_COPIES
     assert route(traits, square(100), "auto", None).where == "host"
     limit = 128 if traits.unified_memory else 896
@@ -127,7 +127,7 @@ def test_by_wish():
 def test_the_faster_one_is_taken(traits, share):
     """A CPU device for short products only if it is clearly faster, since it shares the cores."""
     found = ideal()
-    for n in range(105, 600, 5):
+    for n in range(130, 600, 5):
         g = square(n)
         decision = route(traits, g, "auto", found)
         host, device = decision.host_seconds, decision.device_seconds
@@ -135,7 +135,7 @@ def test_the_faster_one_is_taken(traits, share):
         assert decision.where == ("device" if device <= limit * host else "host")
         exact = [exactly(rates, Shape(n, n, n)) for rates in (HOST_RATES, DEVICE_RATES)]
         np.testing.assert_allclose((host, device), exact, rtol=1e-6)
-    assert where(traits, square(110), "auto", found) == "host"
+    assert where(traits, square(130), "auto", found) == "host"
     assert where(traits, square(300), "auto", found) == "device"
 
 
@@ -342,7 +342,7 @@ def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
     launch = BreakEven(curve(HOST_RATES), curve([1.0, *DEVICE_RATES[1:]]))
     monkeypatch.setattr(break_even, "measured", lambda *_: launch)
     measure(fresh)
-    a, b = np.ones((110, 120), np.float32), np.ones((120, 90), np.float32, "F")
+    a, b = np.ones((140, 150), np.float32), np.ones((150, 120), np.float32, "F")
     kinds = {
         "gemm": lambda x, y: clgemm.sgemm(2.0, x, y),
         "matmul": clgemm.matmul,
@@ -355,9 +355,9 @@ def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
             patch.setattr(engines, "compute", None)
             np.testing.assert_array_equal(call(a, b), first)
             with pytest.raises(TypeError):  # copied by SciPy: the route knows what that costs
-                call(np.ones((110, 240), np.float32)[:, ::2], b)
+                call(np.ones((140, 300), np.float32)[:, ::2], b)
             with pytest.raises(TypeError):  # no such shape was decided on
-                call(a[:99], b)
+                call(a[:130], b)
             patch.setenv("CLGEMM_ROUTE", "device")
             with pytest.raises(TypeError):
                 call(a, b)
@@ -413,7 +413,8 @@ def test_explain_tells_what_happens(fresh, monkeypatch):
     assert (found.bytes_up, found.bytes_down) == ((0, 0) if shared else (720000, 360000))
     with pytest.raises(FrozenInstanceError):
         found.route = "host"
-    host = clgemm.explain(x[:101, :101], x[1:102, :101], trans_b=1)
+    y = np.ones((130, 130), np.float32)
+    host = clgemm.explain(y, y.copy(), trans_b=1)
     assert (host.route, host.config) == ("host", "")
     assert "the device is hardly faster" in str(host)
     assert clgemm.explain(x[:2], x[:, :2]).host_seconds is None
