@@ -182,7 +182,8 @@ class Copies:
         """Return staging, or None while there is none and this call is about to release some."""
         staging = self._threads.staging.lease(self._to_device)
         if staging is None:
-            if self._leased:
+            # Not `_leased`: what a copy held that the device refused is released when all is over.
+            if self._jobs or self._sent or self._fetched:
                 return None
             staging = StagingBuffer.plain()  # rather than none at all
         self._leased[id(staging)] = staging

@@ -428,8 +428,15 @@ def test_a_call_copies_itself_once_the_interpreter_ends(apart, rng, monkeypatch)
 
 
 @pytest.mark.parametrize("to_host", [True, False])
-def test_a_copy_that_the_device_refuses_once_costs_no_result(apart, to_host, rng, monkeypatch):
+@pytest.mark.parametrize("most", [1, 4])
+def test_a_copy_that_the_device_refuses_once_costs_no_result(
+    apart, most, to_host, rng, monkeypatch
+):
+    """Nor does it wait for ever if the only staging buffer was for that copy."""
     a, b, c = operands(rng)
+    staging = threads_of(apart).staging
+    staging.trim()
+    monkeypatch.setattr(staging, "_most", most)
     module, refused = load(), []
     real = module.enqueue_copy
 
