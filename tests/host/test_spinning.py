@@ -260,9 +260,9 @@ park()
 spinning.go_on()
 heard = []
 signal.signal(signal.SIGURG, lambda *_: heard.append(1))
-a @ a
 assert not parking.park(workers())
-assert any(run_on()) and not heard
+wait_until(lambda: (a @ a, any(run_on()))[1])
+assert not heard
 assert "SIGURG" in parking.why_not()
 wait_until(lambda: (a @ a, spinning.stop(), not library.started.value)[2])  # ended instead
 """, parks)  # fmt: skip

@@ -60,6 +60,7 @@ def test_few_macro_tiles_share_k(device, code, rng):
     assert assert_exact(device, SMALL, a, b, c) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["b1", "i2", "u8"])
 def test_every_tile_is_right(device, code, rng):
     precision = INTEGERS[code]

@@ -82,6 +82,7 @@ def test_narrow_vectors_are_right(device, code, simd_bytes, rng):
     assert_exact(device, narrow, config, a, b, np.zeros((61, 53), precision.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["b1", "i1", "i8"])
 def test_every_configuration_is_right(device, code, rng):
     skip_unsupported(device)

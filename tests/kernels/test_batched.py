@@ -160,6 +160,7 @@ PARAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", "sdcz")
 def test_every_form_is_right(device, code, rng):
     precision = PRECISIONS[code]
