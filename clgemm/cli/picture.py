@@ -28,8 +28,8 @@ def why_not() -> str | None:
     return None if importlib.util.find_spec("matplotlib") else PLOT_HINT
 
 
-def draw_apart(account: Mapping[str, Any], file: Path) -> None:
-    """Draw an account, as JSON has it, to a file; say so if that fails."""
+def draw_apart(account: Mapping[str, Any], file: Path) -> str | None:
+    """Draw an account, as JSON has it, to a file; tell why if that fails."""
     package = str(Path(clgemm.__file__).parents[1])
     found = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(  # noqa: S603 - this interpreter
@@ -37,9 +37,9 @@ def draw_apart(account: Mapping[str, Any], file: Path) -> None:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(found)},
         cwd=file.parent, input=json.dumps(account), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if run.returncode:
-        why = run.stderr.strip().splitlines()
-        print(f"clgemm: {file} was not drawn: {why[-1] if why else ''}", file=sys.stderr)
+    if not run.returncode:
+        return None
+    return (run.stderr.strip().splitlines() or [""])[-1]
 
 
 def draw(account: Mapping[str, Any], file: Path) -> None:

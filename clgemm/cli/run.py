@@ -8,11 +8,12 @@ import builtins
 import io
 import json
 import os
+import pkgutil
 import runpy
 import sys
 import zipfile
 from functools import partial
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -33,13 +34,11 @@ def add_parser(commands: Any) -> None:
     )
     run.add_argument("--json", type=Path, metavar="FILE", help="write the account there as JSON")
     run.add_argument("--plot", type=Path, metavar="FILE", help="draw the account there")
-    run.add_argument(
-        "-m", dest="module", nargs=argparse.REMAINDER, metavar="module", help="run a module"
+    run.add_argument("-m", dest="is_module", action="store_true", help="run a module")
+    words = run.add_argument(  # all that follows, "--" too, is the program's
+        "words", nargs=argparse.PARSER, metavar="script.py", help="and its arguments"
     )
-    script = run.add_argument(
-        "script", nargs=argparse.PARSER, metavar="script.py", help="and its arguments"
-    )
-    script.required = False
+    words.required = False
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
@@ -50,38 +49,47 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     int
         The exit status, if the program ends without an exception; else that goes through.
     """
-    if not (arguments.module or arguments.script):
+    if not arguments.words:
         parser.error("run: give a script or -m and a module")
     if arguments.plot is not None:
         why_not = picture.why_not()  # better missed now than after the program
         if why_not is not None:
             print(f"clgemm: error: {why_not}", file=sys.stderr)
             return 1
-        arguments.plot = arguments.plot.absolute()
-    atexit.register(
-        _report, arguments.json, arguments.plot
-    )  # before the program's own, so it is run after them
+    files = (x and x.absolute() for x in (arguments.json, arguments.plot))  # programs may chdir
+    atexit.register(_report, *files)  # before the program's own, so it is run after them
     hook.install()
-    if arguments.module:
-        _as_python_does(partial(_run_module, arguments.module))
+    if arguments.is_module:
+        _as_python_does(partial(_run_module, arguments.words))
     else:
-        if not os.path.exists(arguments.script[0]):  # noqa: PTH110 - as Python names it
-            words = f"can't open file {os.path.abspath(arguments.script[0])!r}"  # noqa: PTH100
+        if not os.path.exists(arguments.words[0]):  # noqa: PTH110 - as Python names it
+            words = f"can't open file {os.path.abspath(arguments.words[0])!r}"  # noqa: PTH100
             print(
                 f"{sys.executable}: {words}: [Errno 2] No such file or directory", file=sys.stderr
             )
             return 2
-        _as_python_does(partial(_run_script, arguments.script))
+        _as_python_does(partial(_run_script, arguments.words))
     return 0
 
 
 def _report(path: Path | None, drawing: Path | None) -> None:
+    """Write, draw and print the account; whatever fails, the rest is done."""
     usage = hook.usage()
     if path is not None:
-        path.write_text(json.dumps(usage.as_json(), indent=1) + "\n", encoding="utf-8")
+        try:
+            path.write_text(json.dumps(usage.as_json(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            _say(f"clgemm: {path} was not written: {error.strerror}")
     if drawing is not None:
-        picture.draw_apart(usage.as_json(), drawing)
-    print(f"\nclgemm: {usage}", file=sys.stderr)
+        why_not = picture.draw_apart(usage.as_json(), drawing)
+        if why_not is not None:
+            _say(f"clgemm: {drawing} was not drawn: {why_not}")
+    _say(f"\nclgemm: {usage}")
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:  # to None, `print` prints to standard output
+        print(text, file=sys.stderr)
 
 
 def _run_module(words: list[str]) -> None:
@@ -96,18 +104,22 @@ def _run_module(words: list[str]) -> None:
 def _run_script(words: list[str]) -> None:
     sys.argv[:] = words
     name = words[0]
-    if os.path.isdir(name) or zipfile.is_zipfile(name):  # noqa: PTH112 - a text, for runpy
-        del sys.path[0]
-        runpy.run_path(name, run_name="__main__")
-        return
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.path.dirname(os.path.realpath(name))  # noqa: PTH120
     path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - "./" stays, as Python has it
+    is_safe = getattr(sys.flags, "safe_path", False)
     names = _new_main()
-    names.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    if os.path.isdir(path) or zipfile.is_zipfile(path):  # noqa: PTH112 - a text, for sys.path
+        sys.path[: not is_safe] = [path]
+        # What `python folder` does; the public one beside it forgets the main module at its end.
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
+        return
+    if not is_safe:
+        sys.path[0] = os.path.dirname(os.path.realpath(name))  # noqa: PTH120
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, names)  # noqa: S102 - that is what the command is for
+        data = file.read()  # once: it may be a pipe
+    compiled = pkgutil.read_code(io.BytesIO(data))
+    loader = SourceFileLoader if compiled is None else SourcelessFileLoader
+    names.update(__file__=path, __cached__=None, __loader__=loader("__main__", path))
+    exec(compiled or compile(data, path, "exec", dont_inherit=True), names)  # noqa: S102 - its task
 
 
 def _new_main() -> dict[str, Any]:
@@ -118,16 +130,23 @@ def _new_main() -> dict[str, Any]:
 
 
 def _as_python_does(program: Any) -> None:
-    """Run it; show an exception without the frames of this package, and let it go through."""
+    """Run it; let an exception go through, and have it shown without the frames of this package."""
     try:
         program()
     except SystemExit:
         raise
     except BaseException as error:
-        error.__traceback__ = _without_ours(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.excepthook = lambda *_: None  # it is shown; the interpreter sets the exit status
+        sys.excepthook = partial(_show, sys.excepthook, _without_ours(error.__traceback__))
         raise
+
+
+def _show(
+    excepthook: Any, traceback: TracebackType | None, kind: Any, error: BaseException, _: object
+) -> None:
+    """Show an exception as the program has it, for the interpreter, which has noted it already."""
+    sys.excepthook = excepthook
+    sys.last_traceback = error.__traceback__ = traceback
+    excepthook(kind, error, traceback)
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:

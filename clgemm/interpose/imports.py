@@ -46,3 +46,9 @@ def _create_module(self: ExtensionFileLoader, spec: Any) -> Any:
         except Exception:
             log.exception("%s cannot be looked at: it is not interposed", spec.origin)
     return module
+
+
+# Python shows no frames of importlib's where an import fails, and knows them by this.
+_create_module.__code__ = _create_module.__code__.replace(
+    co_filename=ExtensionFileLoader.create_module.__code__.co_filename
+)

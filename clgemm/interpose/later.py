@@ -49,13 +49,16 @@ class _Kept:
 
 def is_the_programs(error: BaseException) -> bool:
     """Tell whether an exception is none of this package's: a signal handler raised it."""
-    if not isinstance(error, Exception):
-        return True
+    return not isinstance(error, Exception) or _of_handler(error) is not None
+
+
+def _of_handler(error: BaseException) -> TracebackType | None:
+    """Return an exception's traceback from a signal handler of Python's on, None without one."""
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
     found: TracebackType | None = error.__traceback__
     while found is not None and found.tb_frame.f_code not in handlers:
         found = found.tb_next
-    return found is not None
+    return found
 
 
 def _code(handler: Any) -> Any:
@@ -78,6 +81,7 @@ def keep(error: BaseException, block: int) -> None:
         Address of what the stub has shown: it hands the exception on.
     """
     if threading.current_thread() is threading.main_thread():
+        error.__traceback__ = _of_handler(error)  # where it came in is none of the program's
         answer = c_int64.from_address(block)
         c_int64.from_address(block + stub.STACK).value = id(_Kept(error))
         answer.value |= stub.RAISES
@@ -128,6 +132,8 @@ def _unraisable(found: Any) -> None:
     """Take what has left a callback, whose frame is still there, and the stub's block, too."""
     first = getattr(found.exc_value, "__traceback__", None)
     if first is not None and first.tb_frame.f_code in _callbacks:
+        if isinstance(found.exc_value, RecursionError):
+            return  # the program is as deep as it may be, and the original needs no depth
         keep(found.exc_value, first.tb_frame.f_locals[BLOCK])
     else:
         _before(found)

@@ -187,6 +187,42 @@ def test_the_original_computes_where_the_device_fails(
     assert len(re.findall("no more of it", caplog.text)) <= 1
 
 
+DEEP = """
+import logging, sys
+import numpy as np
+import clgemm
+a = np.ones((100, 100), np.float32)
+clgemm.install(least=1000)
+a @ a
+
+def multiply(depth):
+    if depth:
+        return multiply(depth - 1)
+    product = a @ a
+    return product[0, 0], product[-1, -1]
+
+logging.disable()
+for depth in range(sys.getrecursionlimit() - 150, sys.getrecursionlimit()):
+    try:
+        assert multiply(depth) == (100, 100)
+    except RecursionError:
+        depths = depth
+        break
+clgemm.uninstall()
+try:
+    multiply(depths - 1)
+    multiply(depths)
+except RecursionError:
+    print("good")
+"""
+
+
+def test_a_program_may_multiply_as_deep_as_ever(device):
+    """What fails for want of depth in a callback is no error of the program's."""
+    run = run_python(DEEP, CLGEMM_DEVICE=device.traits.platform)
+    assert (run.stdout, run.returncode) == ("good\n", 0), run.stderr
+
+
 def test_a_handler_is_known_by_what_it_raises():
     def handler(number, frame):
         raise ValueError(number, frame)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import re
 import subprocess
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 from helpers import PATIENCE
@@ -46,8 +48,13 @@ def act(how):
         import scipy.linalg
         print(scipy.linalg.blas.sgemm(1.0, a, a).sum())
     if how == "hook":
-        sys.excepthook = lambda kind, error, traceback: print("mine", error, file=sys.stderr)
+        def mine(kind, error, traceback):
+            print("mine", error, sys.last_value is error, sys.excepthook is mine, file=sys.stderr)
+            assert error.__traceback__ is sys.last_traceback is traceback
+        sys.excepthook = mine
         raise ValueError(how)
+    if how == "import":
+        import no_library
     sys.exit({"zero": 0, "three": 3, "text": "some words", "none": None}.get(how, 0))
 
 act(sys.argv[-1])
@@ -85,8 +92,12 @@ def folder(tmp_path):
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "inner.py").write_text(PROGRAM)
-    (package / "__main__.py").write_text("import sys\nprint('main of', __package__, sys.argv)\n")
+    (package / "__main__.py").write_text(
+        "import sys\nprint('main of', __package__, sys.argv, sys.path[0])\n1 / 0\n"
+    )
     (package / "broken.py").write_text("x = (\n")
+    (package / f"no_library{EXTENSION_SUFFIXES[0]}").write_text("no library")
+    py_compile.compile(package / "inner.py", package / "compiled.pyc", doraise=True)
     return tmp_path
 
 
@@ -109,8 +120,9 @@ def run(folder, *words, ours=()):
         ["pack/inner.py", "raise"], ["pack/inner.py", "cause"], ["pack/inner.py", "text"],
         ["pack/inner.py", "interrupt"], ["pack/inner.py", "hook"], ["pack/inner.py", "none"],
         ["pack/inner.py", "scipy"], ["pack/none.py"], ["pack/broken.py"],
+        ["pack/inner.py", "import"], ["pack/compiled.pyc", "three"], ["pack", "-m", "x"],
         ["-m", "pack.inner", "--flag", "-m", "three"], ["-m", "pack.inner", "raise"],
-        ["-m", "pack.none"], ["-m", "pack", "x"], ["-m", "pack.broken"],
+        ["-m", "pack.none"], ["-m", "pack", "--", "-m", "x"], ["-m", "pack.broken"],
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -156,6 +168,28 @@ def test_the_account_comes_at_the_end_and_as_json(folder):
     calls = [row for row in read(folder)["rows"] if row["device_calls"]]
     assert {"_multiarray_umath", "_fblas"} == {row["module"].rpartition(".")[2] for row in calls}
     assert all(row["device_flops"] == 2 * 200**3 and row["device_seconds"] > 0 for row in calls)
+
+
+def test_the_account_is_written_where_the_command_was_given(folder):
+    (folder / "elsewhere.py").write_text("import os; os.chdir('/')\n")
+    options = ("-m", "clgemm", "run", "--json", "account.json")
+    assert run(folder, "elsewhere.py", ours=options)[0] == 0
+    assert read(folder)["interposed"]
+
+
+def test_an_account_that_cannot_be_written_is_told_and_shown(folder):
+    options = ("-m", "clgemm", "run", "--json", "none/account.json")
+    (folder / "empty.py").touch()
+    status, _, errors, account = run(folder, "empty.py", ours=options)
+    assert status == 0
+    assert "account.json was not written: No such file" in errors
+    assert "no gemm or syrk was called" in account
+
+
+def test_without_standard_error_the_output_is_the_programs_alone(folder):
+    (folder / "silent.py").write_text("import sys; sys.stderr = None; print('all there is')\n")
+    found = run(folder, "silent.py", ours=("-m", "clgemm", "run"))
+    assert found == (0, "all there is\n", "", "")
 
 
 def test_the_account_as_a_picture(folder):
