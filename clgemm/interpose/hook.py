@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import warnings
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -69,39 +70,47 @@ class _Interposed:
         )
 
 
+class _Block:
+    """A with block of `interposed`."""
+
+
 class _Hook:
     """All that is interposed in this process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.installed = False
-        self.blocks = 0
-        """With blocks of `interposed` that are open, in all threads."""
+        self.blocks: weakref.WeakSet[_Block] = weakref.WeakSet()
+        """With blocks of `interposed` that are open, in all threads.  One that was interrupted
+        before it could end goes with its frame."""
         self.least: int | None = None
         self.known: dict[tuple[str, int], _Interposed] = {}
         self.missed: dict[tuple[str, str], Missed] = {}
         self.reasons = Reasons()
         self.is_on = False
+        self.is_done = True
+        """Whether all slots are as that says: Ctrl-C may end a switch before."""
 
     def switch(self) -> None:
         """Write all slots, or restore them, as is asked for now; hold the lock."""
-        wanted = self.installed or self.blocks > 0
-        if wanted == self.is_on:
+        wanted = self.installed or len(self.blocks) > 0
+        if wanted == self.is_on and self.is_done:
             return
+        self.is_done = False
+        self.is_on = wanted
         if wanted:
             later.begin()
             imports.begin(self.look)
-            self.is_on = True
             mappings = Mappings()
             self._set_least(self.known.values())
             for known in self.known.values():  # modules stay loaded once they were interposed
                 self._write(mappings, known)
             self._take(self._unknown())
         else:
-            self.is_on = False
             imports.end()
             self._restore()
             later.end()
+        self.is_done = True
 
     def look(self, path: Path) -> None:
         """Interpose a module that was just loaded."""
@@ -180,7 +189,7 @@ class _Hook:
         mappings = Mappings()
         for x in self.known.values():
             x.cell.set_least(stub.NEVER)  # for who has read the slot before
-            if x.slot.is_writable(mappings) and x.slot.get() == x.stub:
+            if x.slot.is_writable(mappings) and x.slot.get() in (x.stub, x.slot.original):
                 x.slot.set(x.slot.original)
             else:
                 log.warning("%s of %s was changed meanwhile", x.slot.entry.name, x.slot.path)
@@ -274,15 +283,15 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
     if not _is_possible():
         yield
         return
-    with _hook.lock:
-        before = _hook.least
-        _hook.blocks += 1
-        _begin(least)
+    before, block = _hook.least, _Block()
     try:
+        with _hook.lock:
+            _hook.blocks.add(block)
+            _begin(least)
         yield
     finally:
         with _hook.lock:
-            _hook.blocks -= 1
+            _hook.blocks.discard(block)
             _begin(before)
 
 
@@ -315,7 +324,8 @@ def _begin(least: int | None) -> None:
 def _at_exit() -> None:
     """Send all calls to the originals: no thread may come to Python any more."""
     with _hook.lock:
-        _hook.installed, _hook.blocks = False, 0
+        _hook.installed = False
+        _hook.blocks.clear()
         _hook.switch()
 
 

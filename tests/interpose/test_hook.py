@@ -121,6 +121,42 @@ def test_every_slot_holds_what_it_held(client):
     assert multiply(client)
 
 
+def interrupt_at(write, monkeypatch):
+    """Have Ctrl-C come as some slot is written, for the first time."""
+    written, was = [], slots.Slot.set
+
+    def heard(slot, pointer):
+        written.append(slot)
+        if len(written) == write:
+            raise KeyboardInterrupt
+        was(slot, pointer)
+
+    monkeypatch.setattr(slots.Slot, "set", heard)
+
+
+@pytest.mark.parametrize("write", [1, 7])
+def test_a_switch_that_ctrl_c_has_ended_is_completed_by_the_next(client, monkeypatch, write):
+    before = held()
+    clgemm.install()
+    interrupt_at(write, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        clgemm.uninstall()
+    clgemm.uninstall()
+    assert held() == before
+    interrupt_at(write, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        clgemm.install()
+    clgemm.install()
+    assert not set(held()) & set(before)
+    clgemm.uninstall()
+    interrupt_at(write, monkeypatch)
+    with pytest.raises(KeyboardInterrupt), clgemm.interposed():
+        pass
+    assert not clgemm.usage().interposed
+    assert held() == before
+    assert multiply(client)
+
+
 def test_blocks_and_calls_nest_in_any_order():
     def state():
         return clgemm.usage().interposed
