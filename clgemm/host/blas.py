@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
     c = np.empty(shape, dtype_of_product(a.dtype, b.dtype)) if out is None else out
     fits = a.dtype in BY_DTYPE and (c.shape, c.dtype) == (shape, a.dtype) and c.flags.carray
     fits = fits and not (out is not None and _overlaps(out, a, b))
-    if not fits or not (scipy_blas.is_loaded() or c.size > OUTER):
+    if not fits or not (c.size > OUTER or _asks_scipy(a.dtype.kind == "c")):
         return matmul(a, b, out=c)
     routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
     m, n = shape
@@ -100,6 +101,19 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
         panel = slice(start, start + rows)
         routine(1.0, b.T, a[panel].T, c=c[panel].T, overwrite_c=True)
     return c
+
+
+def _asks_scipy(is_complex: bool) -> bool:
+    """Tell whether SciPy's gemm computes outer products that are not worth the time to load it.
+
+    NumPy's loop and SciPy round complex products differently, so the first one decides on all.
+    """
+    return _was_loaded() if is_complex else scipy_blas.is_loaded()
+
+
+@functools.cache
+def _was_loaded() -> bool:
+    return scipy_blas.is_loaded()
 
 
 def _overlaps(out: NDArray[Any], *operands: NDArray[Any]) -> bool:
@@ -115,7 +129,8 @@ def tall(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     """Return a @ b of such operands, in one product instead of NumPy's many."""
     k, n = b.shape
     c = np.empty((*a.shape[:-1], n), dtype_of_product(a.dtype, b.dtype))
-    matmul(a.reshape(-1, k), b, out=c.reshape(-1, n))
+    rows = a.reshape(-1, k)
+    (outer if is_outer(rows, b) else matmul)(rows, b, out=c.reshape(-1, n))
     return c
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import run_python
 from scipy.linalg import blas
 
 import clgemm
@@ -45,3 +46,33 @@ def test_a_result_of_any_kind_is_written_or_refused_as_by_numpy(how, route, scal
             assert outcome(clgemm.matmul, a, b, got) == outcome(np.matmul, a, b, want)
             np.testing.assert_array_equal(got, want, strict=True)
             got[...] = want[...] = 5
+
+
+def test_complex_ones_keep_their_bits_once_scipy_is_loaded():
+    """NumPy's loop, which computes them before that, rounds their parts otherwise."""
+    program = """
+import sys
+import numpy as np
+import clgemm
+rng = np.random.default_rng(1)
+a, b = (rng.normal(size=x) + 1j * rng.normal(size=x) for x in ((300, 1), (1, 41)))
+first = clgemm.matmul(a, b)
+assert "scipy.linalg" not in sys.modules
+clgemm.zgemm(1.0, a, b)
+assert "scipy.linalg" in sys.modules
+for _ in range(3):
+    assert clgemm.matmul(a, b).tobytes() == first.tobytes()
+"""
+    run = run_python(program, CLGEMM_ROUTE="auto")
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.usefixtures("in_use")
+def test_later_stacks_of_complex_columns_have_the_bits_of_the_first_one(rng):
+    assert blas.zgemm, "SciPy's BLAS is loaded, without which NumPy computes"
+    a, b = (rng.normal(size=x) + 1j * rng.normal(size=x) for x in ((10, 400, 1), (1, 43)))
+    with clgemm.settings.using(route="auto"):
+        first = clgemm.matmul(a, b)
+        for _ in range(3):
+            assert clgemm.matmul(a, b).tobytes() == first.tobytes()
+    np.testing.assert_allclose(first, a * b, rtol=1e-15)
