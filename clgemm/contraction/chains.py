@@ -52,14 +52,13 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
         return numpys.multi_dot(arrays, out=out)
     found: list[Any] = list(arrays)
     if not all(x.__class__ is _NDARRAY for x in found) or out is not None:
-        if any(map(is_device_array, found)) or is_device_array(out):
-            named = {f"arrays[{number}]": x for number, x in enumerate(found)}
-            on_device.require("multi_dot", **named, **({} if out is None else {"out": out}))
-        else:
-            found = list(map(plain, found))
+        read = _read(found, out)
+        if read is None:
+            return numpys.multi_dot(arrays, out=out)
+        found = read
     if len(found) == _MATRIX:
         return dot(arrays[0], arrays[1], out)
-    ranks = [0 if x is None else x.ndim for x in found]
+    ranks = [x.ndim for x in found]
     inner = ranks[1:-1]
     ends = ranks[0] in _ENDS and ranks[-1] in _ENDS if inner else False
     if not ends or inner.count(_MATRIX) < len(inner):
@@ -77,6 +76,17 @@ def multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
     if ranks[0] == 1 == ranks[-1]:
         return product.reshape(()) if is_device_array(product) else product[0, 0]
     return product.reshape(-1) if 1 in {ranks[0], ranks[-1]} else product
+
+
+def _read(arrays: list[Any], out: Any) -> list[Any] | None:
+    """Return operands as arrays of either kind; None where only NumPy knows what to do."""
+    if any(map(is_device_array, arrays)) or is_device_array(out):
+        named = {f"arrays[{number}]": x for number, x in enumerate(arrays)}
+        on_device.require("multi_dot", **named, **({} if out is None else {"out": out}))
+        return arrays
+    found = [plain(x) for x in arrays]
+    usual = out is None or out.__class__ is _NDARRAY
+    return found if usual and all(x is not None for x in found) else None
 
 
 def _product_of_three(matrices: list[Any], out: Any) -> Any:

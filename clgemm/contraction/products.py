@@ -293,10 +293,12 @@ def plain(x: Any, *, subclasses: bool = False) -> NDArray[Any] | None:
         Whether the function has plain results of subclasses, too.
     """
     if x.__class__ is not _NDARRAY:
-        if isinstance(x, (list, tuple)) or (subclasses and _is_usual_subclass(x)):
-            x = np.asarray(x)
-        else:
+        is_list = isinstance(x, (list, tuple))
+        if not is_list and not (subclasses and _is_usual_subclass(x)):
             return None
+        x = np.asarray(x)
+        if is_list and not x.size:
+            return None  # dot and inner take its type from the other operand
     found: NDArray[Any] = x
     return found if found.dtype.kind in NUMBERS else None
 
@@ -341,9 +343,13 @@ def _axes(x: Any, y: Any, axes: Any) -> tuple[list[int], list[int]] | None:
 
 
 def _may_hold(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Tell whether dot may write its result there; else the error is NumPy's."""
+    """Tell whether dot may write its result there; else it is NumPy's, or the error is.
+
+    Of an out without axes NumPy returns the number in it.
+    """
     return (
         type(out) is np.ndarray
+        and out.ndim > 0
         and out.shape == shape
         and out.dtype == dtype.newbyteorder("=")
         and out.flags.carray

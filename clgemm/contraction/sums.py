@@ -128,7 +128,7 @@ def _converted(arrays: list[Any], dtype: Any, casting: Any) -> list[NDArray[Any]
         may = all(np.can_cast(x.dtype, common, casting) for x in operands)
     except (TypeError, ValueError):
         return None
-    if not may or common.kind not in NUMBERS:
+    if not may or common.kind not in NUMBERS or not (dtype is None or common.isnative):
         return None
     return [x.astype(common.newbyteorder("="), copy=False) for x in operands]
 

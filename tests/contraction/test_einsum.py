@@ -68,6 +68,14 @@ def test_keywords(expression, data):
             assert got.flags[f"{asked.upper()}_CONTIGUOUS"]
 
 
+@pytest.mark.parametrize("operands", [("ij,jk->ik", 2), ("ij,jk,kl", 3)])
+def test_a_result_of_another_byte_order(operands, rng):
+    text, count = operands
+    matrices = [numbers(rng, (5, 5), "f") for _ in range(count)]
+    got, want = (f(text, *matrices, dtype=">f8") for f in (clgemm.einsum, np.einsum))
+    np.testing.assert_array_equal(got, want, strict=True)
+
+
 @settings(DRAWN, max_examples=100)
 @given(expressions(mistakes=False), st.sampled_from("CF"), st.booleans())
 def test_out(expression, order, overlaps):

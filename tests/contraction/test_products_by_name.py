@@ -111,6 +111,7 @@ def test_multi_dot_of_anything(arrays):
         (np.ones((2, 2)).view(np.matrix), np.ones((2, 2))), (np.ma.ones((2, 2)), np.ones((2, 2))),
         (np.ones(2, "m8[s]"), np.ones(2)), (np.ones((2, 2), ">f8"), np.ones((2, 2), ">f8")),
         ([[1, 2], [3]], [1]), (np.ones((2, 2, 2)), [1.0, 2.0]), (np.float32(2), np.ones(3)),
+        (np.zeros((2, 0), "i2"), []), ([], np.zeros(0, "c8")), ([[], []], np.zeros((0, 3), "u1")),
     ],
     ids=repr,
 )  # fmt: skip
@@ -138,6 +139,16 @@ def test_out_of_dot(pair, kind, rng):
     np.testing.assert_array_equal(outs[0], outs[1])
 
 
+@pytest.mark.parametrize("dtype", ["f", "D", "i"])
+def test_out_without_axes(dtype, rng):
+    """NumPy fills it, and returns a number."""
+    a, b = (numbers(rng, (7,), dtype) for _ in "ab")
+    outs = [np.zeros((), dtype) for _ in "ab"]
+    got, want = clgemm.dot(a, b, out=outs[0]), np.dot(a, b, out=outs[1])
+    assert type(got) is type(want)
+    assert got == want == outs[0] == outs[1]
+
+
 def test_out_that_is_an_operand(rng):
     a, b = numbers(rng, (4, 4), "f"), numbers(rng, (4, 4), "f")
     want = np.dot(a, b)
@@ -156,6 +167,8 @@ def test_operands_that_override(rng):
         assert getattr(clgemm, name)(x, Own()) == name
     assert clgemm.einsum("ij,jk", x, Own()) == "einsum"
     assert clgemm.multi_dot([x, Own(), x]) == "multi_dot"
+    assert clgemm.multi_dot([x, Own()]) == "multi_dot"
+    assert clgemm.multi_dot([x, x], out=Own()) == "multi_dot"
     assert clgemm.transpose(Own()) == "transpose"
 
 
