@@ -188,6 +188,15 @@ def _begin(x: NDArray[Any]) -> int:
     return address_of(x)
 
 
+class _NotThere(np.ndarray):
+    """An array that has a layout and no memory: what shows the variables of a traceback asks it."""
+
+    def __repr__(self) -> str:
+        return f"<a layout: {self.dtype}, shape {self.shape}, strides {self.strides}>"
+
+    __str__ = __repr__
+
+
 class _Layout:
     """What NumPy needs to make an array of something that is not there."""
 
@@ -203,7 +212,8 @@ class _Layout:
 
 def _layouts(*arrays: Any) -> list[NDArray[Any]]:
     """Make arrays of Arrays' shapes and strides, whose elements nobody may read or write."""
-    return [np.asarray(_Layout(x, base)) for x, base in zip(arrays, _BASES, strict=False)]
+    places = [_Layout(x, base) for x, base in zip(arrays, _BASES, strict=False)]
+    return [np.asarray(place).view(_NotThere) for place in places]
 
 
 class _Result(NamedTuple):

@@ -75,9 +75,9 @@ def fold(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> list[Problem]:
         return []
     batch = c.shape[:-2]
     if a.shape[:-2] != batch:
-        a = np.broadcast_to(a, batch + a.shape[-2:])
+        a = np.broadcast_to(a, batch + a.shape[-2:], subok=True)
     if b.shape[:-2] != batch:
-        b = np.broadcast_to(b, batch + b.shape[-2:])
+        b = np.broadcast_to(b, batch + b.shape[-2:], subok=True)
     if len(batch) == 1 and batch[0] > 1 and a.strides[0] and b.strides[0]:
         return [(a, b, c)]  # already as good as it gets
     return _fold(a, b, c)

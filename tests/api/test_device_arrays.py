@@ -248,6 +248,31 @@ def test_mistakes_say_what_to_do(device, queue):
     np.testing.assert_array_equal(there.get(), a)
 
 
+@pytest.mark.usefixtures("in_use")
+def test_a_traceback_may_be_shown_with_its_variables():
+    """As pytest and other tools show it: layouts in it stand for memory that is not there."""
+    x, y = (clgemm.to_device(np.ones(shape, "f")) for shape in ((4, 6), (3, 5)))
+    stack = clgemm.to_device(np.ones((2, 7, 8, 6), "f"))[..., ::2]
+    calls = (
+        lambda: clgemm.matmul(x[:, ::2], y),
+        lambda: clgemm.matmul(stack, clgemm.to_device(np.ones((7, 3, 5), "f"))),
+        lambda: clgemm.sgemm(1.0, x[:, ::2], y),
+        lambda: clgemm.matmul(x, y),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"differ|no BLAS can read") as raised:
+            call()
+        frames = [entry.frame.f_locals for entry in raised.traceback]
+        values = [value for found in frames for value in found.values()]
+        values += [part for value in values if isinstance(value, tuple) for part in value]
+        layouts = [value for value in values if isinstance(value, np.ndarray)]
+        readers = sum(type(value).__repr__ is np.ndarray.__repr__ for value in layouts)
+        count = len(layouts)
+        assert count > 0
+        assert readers == 0
+        assert all("layout" in f"{value} {value!r}" for value in layouts)
+
+
 def test_c_that_shares_memory_is_computed_beside_it(queue, rng):
     a = random_matrix(rng, PRECISIONS["s"], 20, 20)
     there = upload(queue, a)
