@@ -70,6 +70,18 @@ def readable(x: Any) -> Any:
     return x if _is_readable(x) else copied(x)
 
 
+def mergeable(x: Any) -> Any:
+    """Return a stack that a BLAS can read though it becomes one matrix: itself, or such a copy.
+
+    As it does beside one operand for all its matrices: rows or columns are rows or columns of that
+    matrix then, and have to lie without gaps.
+    """
+    *batch, m, n = x.shape
+    step = x.strides[-1] if m == 1 else x.strides[-2]
+    gaps = batch and m * n > 1 == min(m, n) and step != x.dtype.itemsize
+    return copied(x) if gaps else readable(x)
+
+
 def _is_readable(x: Any) -> bool:
     item: int = x.dtype.itemsize
     (m, n), (row, column) = x.shape[-2:], x.strides[-2:]

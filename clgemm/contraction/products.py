@@ -359,7 +359,7 @@ def _may_hold(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 def _dot_on_device(a: Any, b: Any, out: Any) -> Any:
     on_device.require("dot", a=a, b=b, **({} if out is None else {"out": out}))
     if a.ndim == 1 or b.ndim <= _MATRIX:
-        a, b = (x if x.ndim < _MATRIX else on_device.readable(x) for x in (a, b))
+        a, b = (x if x.ndim < _MATRIX else on_device.mergeable(x) for x in (a, b))
         return matmul(a, b, out=out)  # which has a word for what has no axis
     if not a.ndim or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"dot: a is {a.shape} and b is {b.shape}: the inner dimensions differ")

@@ -113,6 +113,20 @@ def test_multi_dot(count, rng):
     assert_equal(clgemm.multi_dot(list(map(there, ends))), np.linalg.multi_dot(ends))
 
 
+def test_dot_of_stacks_of_rows_and_columns_with_gaps(rng):
+    """Which become one matrix, of two steps: no BLAS reads that where it lies."""
+    wide = numbers(rng, (6, 5, 8), "f")
+    matrix, vector = numbers(rng, (5, 3), "f"), numbers(rng, (5,), "f")
+    for gap in (1, 4, 8):
+        columns = np.ascontiguousarray(wide[..., :gap])
+        rows = columns.transpose(0, 2, 1)
+        ours = clgemm.to_device(columns)
+        assert_equal(clgemm.dot(there(vector), ours[..., :1]), np.dot(vector, columns[..., :1]))
+        ours = ours.transpose((0, 2, 1))[:, :1]
+        for x in (vector, matrix):
+            assert_equal(clgemm.dot(ours, there(x)), np.dot(rows[:, :1], x))
+
+
 def test_out(rng):
     x, y = numbers(rng, (6, 3, 5), "f"), numbers(rng, (4, 5, 7), "f")
     out = there(np.zeros((6, 3, 4, 7), np.float32))
