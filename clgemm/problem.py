@@ -328,8 +328,11 @@ def describe(
     triangle = GENERAL
     # The same leading dimension, read the other way: op(B) is op(A) transposed.
     may_be_gram = is_gram and precision.code not in INTEGERS
-    if may_be_gram and la == lb._replace(trans=not lb.trans) and shape[-2] == shape[-1] > 1:
-        is_hermitian = precision.is_complex and a.conj != b.conj
+    is_hermitian = precision.is_complex and a.conj != b.conj
+    # A single number is its own mirror image, but of a Hermitian C it has to be real.
+    least = 1 if is_hermitian else 2
+    turned = la.trans != lb.trans or a.data.shape[-2:] == (1, 1)
+    if may_be_gram and turned and la[1:] == lb[1:] and shape[-2] == shape[-1] >= least:
         triangle = GENERAL if reads_c else HERMITIAN if is_hermitian else SYMMETRIC
     return Gemm(
         precision.code,
