@@ -135,7 +135,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     environment.restart_clean()
-    print(f"device: {environment.device_in_use()}; NumPy's BLAS: {environment.peer_kernels()}")
+    head = environment.facts(environment.device_in_use())
+    print(environment.text(head))
     print(
         f"{'program':32}{'ms plain':>10}{'ms under':>10}{'ratio':>8}"
         f"{'start':>8}{'under':>8}{'calls':>9}{'device':>9}"
@@ -145,9 +146,8 @@ def main() -> int:
         found = [compare_in_turn(name, given.in_turn) for name in names]
     else:
         found = [compare(name, given.rounds) for name in names]
-    if given.json:
-        rows = [row for row in found if row is not None]
-        given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    rows = [row for row in found if row is not None]
+    environment.store(given.json, head | {"rows": rows})
     return 0
 
 

@@ -114,10 +114,12 @@ def memory_kept(device: Device, calls: int, kinds: int) -> dict[str, Any]:
         if call + 1 in {WARM, calls // 2, calls}:
             pool = device.memory.used + device.memory.idle
             marks.append({"calls": call + 1, "resident": resident_bytes(), "pool": pool})
-    first, last = ({x: mark[x] / 1e6 for x in ("resident", "pool")} for mark in marks[::2])
+    ends = marks[0], marks[-1]  # the same one of a single call
+    first, last = ({x: mark[x] / 1e6 for x in ("resident", "pool")} for mark in ends)
     print(
-        f"{calls} calls of {kinds * (4 if kinds <= WARM else 1)} kinds, MB after {WARM} and at the "
-        f"end: resident {first['resident']:.1f} {last['resident'] - first['resident']:+.1f}, "
+        f"{calls} calls of {kinds * (4 if kinds <= WARM else 1)} kinds, "
+        f"MB after {marks[0]['calls']} and at the end: "
+        f"resident {first['resident']:.1f} {last['resident'] - first['resident']:+.1f}, "
         f"device pool {first['pool']:.1f} {last['pool'] - first['pool']:+.1f}",
         flush=True,
     )

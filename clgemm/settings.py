@@ -7,6 +7,7 @@ in a variable must not break a program that only multiplies matrices.
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -221,7 +222,24 @@ def stops_spinning() -> bool:
 def cache_dir() -> Path:
     """``CLGEMM_CACHE_DIR``, by default the user's cache directory: where tuned parameters live."""
     text = os.environ.get("CLGEMM_CACHE_DIR", "")
-    return Path(text) if text else Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
+    return Path(text) if text else _user_cache_dir()
+
+
+def _user_cache_dir() -> Path:
+    """Return the system's place for a user's caches; without a home, one for temporary files."""
+    try:
+        found = Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
+        homeless = found.parts[0] == "~"  # as old releases of platformdirs leave it
+    except RuntimeError:  # no HOME is set, and the system has no such user: common in containers
+        homeless = True
+    if not homeless:
+        return found
+    try:
+        around = tempfile.gettempdir()
+    except FileNotFoundError:
+        around = os.devnull  # no place at all: nothing is found there, and nothing can be written
+    user = getattr(os, "geteuid", str)()
+    return Path(around) / f"clgemm-{user}"
 
 
 def shipped_dir() -> Path | None:

@@ -337,6 +337,9 @@ def test_the_bench_of_memory_counts_from_the_hundredth_call(device):
         found = bench_host.memory_kept(device, 300, 25)
     assert [mark["calls"] for mark in found["marks"]] == [100, 150, 300]
     assert all(mark["resident"] > 1e6 for mark in found["marks"])
+    with registry.using(device):
+        found = bench_host.memory_kept(device, 3, 25)
+    assert [mark["calls"] for mark in found["marks"]] == [1, 3]
 
 
 @pytest.fixture

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import platformdirs
 import pytest
 from helpers import heard, quiet
 
 from clgemm import settings
+from clgemm.runtime import private_files
 
 NAMES = (
     "DEVICE", "TUNE", "TUNE_SECONDS", "ROUTE", "CACHE_DIR", "STAGING_MB", "DEVICE_MEMORY_MB",
@@ -38,6 +41,23 @@ def test_defaults():
     assert quiet(settings.staging_bytes) == settings.DEFAULT_STAGING_MB * 2**20
     assert quiet(settings.device_memory_bytes) is None
     assert quiet(settings.cache_dir) == Path(platformdirs.user_cache_dir("clgemm", appauthor=False))
+
+
+@pytest.mark.parametrize("known", ["raises", "~/.cache/clgemm"])
+def test_a_user_without_a_home_has_a_cache_directory_among_temporary_files(known, monkeypatch):
+    """As in a container whose user the system does not know; old platformdirs did not raise."""
+
+    def place(*_, **__):
+        if known == "raises":
+            raise RuntimeError("could not determine the home directory")
+        return known
+
+    monkeypatch.setattr(platformdirs, "user_cache_dir", place)
+    found = quiet(settings.cache_dir)
+    assert found.is_absolute()
+    assert found.parent == Path(tempfile.gettempdir())
+    monkeypatch.setattr(tempfile, "gettempdir", Mock(side_effect=FileNotFoundError))
+    assert private_files.names(quiet(settings.cache_dir)) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -132,8 +132,11 @@ def _here() -> dict[str, DeviceTraits]:
 
 def cache_directory() -> str:
     """Name the cache directory, and say why it is not used if that is so."""
-    why_not = private_files.why_not_trusted(settings.cache_dir())
-    return f"cache directory: {settings.cache_dir()}{f' (not used: {why_not})' if why_not else ''}"
+    folder = settings.cache_dir()
+    distrust, fault = private_files.why_not_trusted(folder), private_files.why_not_written(folder)
+    if distrust:
+        return f"cache directory: {folder} (not used: {distrust})"
+    return f"cache directory: {folder}{f' (nothing is kept there: {fault})' if fault else ''}"
 
 
 def print_list() -> int:

@@ -92,7 +92,7 @@ def _print_parameters(device: Device) -> None:
                 print(f"  {code}: not tuned yet; the first call will{why}")
                 continue
             tuned = tuned_or_none
-        print(f"  {code}: from {tuned.origin}")
+        print(f"  {code}: {tuned.origin}")
         for config in tuned.configs:
             print(f"     {config}")
     able = [x.name for x in FAMILIES if x.supports(traits, INTEGERS["i4"])]

@@ -14,14 +14,15 @@ import sys
 import zipfile
 from functools import partial
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from clgemm.cli import picture
+from clgemm.cli import picture, values
 from clgemm.interpose import hook
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
 
@@ -32,8 +33,10 @@ def add_parser(commands: Any) -> None:
         help="run a program of NumPy's with clgemm under it",
         usage="%(prog)s [--json FILE] [--plot FILE] (script.py | -m module) [arguments]",
     )
-    run.add_argument("--json", type=Path, metavar="FILE", help="write the account there as JSON")
-    run.add_argument("--plot", type=Path, metavar="FILE", help="draw the account there")
+    run.add_argument(
+        "--json", type=values.new_file, metavar="FILE", help="write the account there as JSON"
+    )
+    run.add_argument("--plot", type=values.new_file, metavar="FILE", help="draw the account there")
     run.add_argument("-m", dest="is_module", action="store_true", help="run a module")
     words = run.add_argument(  # all that follows, "--" too, is the program's
         "words", nargs=argparse.PARSER, metavar="script.py", help="and its arguments"
@@ -56,8 +59,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         if why_not is not None:
             print(f"clgemm: error: {why_not}", file=sys.stderr)
             return 1
-    files = (x and x.absolute() for x in (arguments.json, arguments.plot))  # programs may chdir
-    atexit.register(_report, *files)  # before the program's own, so it is run after them
+    # Before the program's own, so it is run after them.
+    atexit.register(_report, arguments.json, arguments.plot)
     hook.install()
     if arguments.is_module:
         _as_python_does(partial(_run_module, arguments.words))
@@ -75,21 +78,25 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 def _report(path: Path | None, drawing: Path | None) -> None:
     """Write, draw and print the account; whatever fails, the rest is done."""
     usage = hook.usage()
-    if path is not None:
-        try:
-            path.write_text(json.dumps(usage.as_json(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            _say(f"clgemm: {path} was not written: {error.strerror}")
-    if drawing is not None:
-        why_not = picture.draw_apart(usage.as_json(), drawing)
-        if why_not is not None:
-            _say(f"clgemm: {drawing} was not drawn: {why_not}")
+    for file, make in ((path, _write), (drawing, picture.draw_apart)):
+        if file is not None:
+            try:
+                why_not = make(usage.as_json(), file)
+            except OSError as error:
+                why_not = error.strerror or str(error)
+            if why_not is not None:
+                _say(f"clgemm: {file} was not written: {why_not}")
     _say(f"\nclgemm: {usage}")
 
 
 def _say(text: str) -> None:
     if sys.stderr is not None:  # to None, `print` prints to standard output
         print(text, file=sys.stderr)
+
+
+def _write(account: Mapping[str, Any], file: Path) -> str | None:
+    file.write_text(json.dumps(account, indent=1) + "\n", encoding="utf-8")
+    return None
 
 
 def _run_module(words: list[str]) -> None:

@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from clgemm.tuning.store import lookup
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from clgemm.kernels.family import Config
     from clgemm.runtime.device import Device
@@ -55,7 +55,9 @@ def add_parser(commands: Any) -> None:
         "usual budget",
     )  # fmt: skip
     p.add_argument("--seconds", type=values.seconds, help="budget of each precision")
-    p.add_argument("--plot", type=Path, metavar="FILE", help="draw rates and all candidates")
+    p.add_argument(
+        "--plot", type=values.new_file, metavar="FILE", help="draw rates and all candidates"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,11 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
         _print_result(device, PRECISIONS[code], results[code])
         if results[code].interrupted:
             break
-    print(f"\nstored in {lookup.store_for(device.traits).path}")
+    stored = all(result.stored for result in results.values())
+    print(f"\n{'stored in' if stored else 'not stored:'} {lookup.store_for(device.traits).path}")
     if arguments.plot is not None:
         _plot(device, results, arguments.plot)
         print(f"drawn in {arguments.plot}")
-    return 0
+    return 0 if stored else 1
 
 
 def _device(wish: str | None) -> Device:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clgemm.problem import INTEGERS, PRECISIONS
@@ -53,6 +55,17 @@ def seconds(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no positive number of seconds")
     return number
+
+
+def new_file(text: str) -> Path:
+    """Read the path of a file to be written at the end; its folder is looked for now.
+
+    The path is absolute, since a program that is run may change the working directory.
+    """
+    path = Path(text).absolute()
+    if not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r}: no file can be written in {path.parent}")
+    return path
 
 
 def add_precision(command: argparse.ArgumentParser, *names: str) -> None:

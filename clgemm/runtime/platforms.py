@@ -39,7 +39,7 @@ def embedded_platforms() -> list[cl.Platform]:
         if faults:
             warnings.warn(
                 f"Intel's OpenCL runtime is installed, but {' and '.join(faults)}; reinstall it "
-                "with: pip install --force-reinstall 'clgemm[cpu]'",
+                "with: pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt",
                 ClgemmWarning,
                 stacklevel=2,
             )

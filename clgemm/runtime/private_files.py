@@ -61,6 +61,16 @@ def why_not_trusted(folder: Path) -> str | None:
         return str(error.strerror) if isinstance(error, NotTrustedError) else None
 
 
+def why_not_written(folder: Path) -> str | None:
+    """Return why nothing can be kept in a folder that is trusted, or in one yet to be made."""
+    place = folder.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not os.path.isdir(place):  # noqa: PTH112 - Path's own raises where one may not look
+        return f"{place} is no directory"
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written to"
+
+
 def make(folder: Path) -> None:
     """Make a folder that only this user may enter, unless it is there."""
     try:

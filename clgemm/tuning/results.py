@@ -40,6 +40,8 @@ class Result:
     """In the order in which candidates were measured or failed."""
     seconds: float
     interrupted: bool = False
+    stored: bool = False
+    """Whether it is in the cache directory, for later processes."""
 
     def entry(self) -> dict[str, Any]:
         """Turn into what the store keeps."""

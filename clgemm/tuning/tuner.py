@@ -7,6 +7,7 @@ result is stored and the next process reads it.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from clgemm import settings
@@ -256,4 +257,4 @@ class Parameters:
             configs = (variant.config for variant in result.model.variants)
             verification.remember(store, precision, configs)
         origin = str(store.path) if written else "found by this process, not stored"
-        return result, Tuned(result.model, f"tuned: {origin}")
+        return replace(result, stored=written), Tuned(result.model, f"tuned: {origin}")

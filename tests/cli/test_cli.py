@@ -51,6 +51,20 @@ def test_info(device, capsys):
     assert "cache directory:" in out
 
 
+@pytest.mark.usefixtures("device")
+def test_info_says_that_nothing_is_kept_where_nothing_can_be(capsys, monkeypatch, tmp_path):
+    place = tmp_path / "a file"
+    place.touch()
+    for folder in (place, place / "below"):
+        monkeypatch.setenv("CLGEMM_CACHE_DIR", str(folder))
+        assert main.main(["info"]) == 0
+        why = f"(nothing is kept there: {place} is no directory)"
+        assert f"cache directory: {folder} {why}" in capsys.readouterr().out
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "not made yet"))
+    assert main.main(["info"]) == 0
+    assert "nothing is kept" not in capsys.readouterr().out
+
+
 def test_info_of_a_device_without_double_precision(device, capsys):
     single = type(device).__new__(type(device))
     single.__dict__.update(device.__dict__, traits=replace(device.traits, fp64=False))
@@ -59,7 +73,7 @@ def test_info_of_a_device_without_double_precision(device, capsys):
     out = capsys.readouterr().out
     assert "d: this device has no double precision" in out
     assert "z: this device has no double precision" in out
-    assert "s: from" in out
+    assert "  s: " in out
 
 
 def test_info_without_a_device_says_how_to_get_one(capsys, monkeypatch):

@@ -30,7 +30,7 @@ def test_info_says_where_parameters_come_from(device, capsys, monkeypatch, tmp_p
     store.write("gemm.s", entry_with(config))
     assert main.main(["info"]) == 0
     out = capsys.readouterr().out
-    assert f"s: from {store.path}" in out
+    assert f"  s: {store.path}" in out
     assert str(config) in out
     assert "d: not tuned yet; the first call will" in out
     stored = {"sources": {config.family: "old"}} | entry_with(config)
@@ -57,7 +57,7 @@ def test_info_names_what_ships(device, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(similar.resources, "files", lambda _package: tmp_path)
     capsys.readouterr()
     assert main.main(["info"]) == 0
-    assert "d: from shipped with clgemm: shipped.json (found on this device)" in (
+    assert "  d: shipped with clgemm: shipped.json (found on this device)" in (
         capsys.readouterr().out
     )
     assert main.main(["cache", "list"]) == 0

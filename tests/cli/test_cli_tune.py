@@ -145,7 +145,7 @@ def test_how_hard_it_searches(arguments, mode, seconds, monkeypatch):
 
 def test_a_device_is_named_as_in_the_environment(device, capsys, monkeypatch):
     asked = []
-    result = results.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True)
+    result = results.Result(Model(CPU, "s", {}, ()), (), 0.0, interrupted=True, stored=True)
     monkeypatch.setattr(
         engine.Engine, "tune", lambda e, *_: asked.append(e.device.traits) or result
     )
@@ -158,10 +158,26 @@ def test_a_device_is_named_as_in_the_environment(device, capsys, monkeypatch):
     assert device.traits.describe() in error
 
 
+@pytest.mark.parametrize("can_be_made", [True, False])
+@pytest.mark.filterwarnings("ignore::clgemm.ClgemmWarning")
+def test_the_status_tells_whether_what_was_found_is_stored(
+    device, capsys, monkeypatch, tmp_path, can_be_made
+):
+    default = lookup.defaults(device.traits, PRECISIONS["s"], "").configs[0]
+    model = Model(device.traits, "s", {}, (Variant(default, (), {}),))
+    monkeypatch.setattr(search_loop.Search, "run", lambda _: results.Result(model, (), 0.0))
+    monkeypatch.setattr(engine.Engine, "measure_break_evens", lambda *_: None)
+    file = tmp_path / "a file"
+    file.touch()
+    monkeypatch.setenv("CLGEMM_CACHE_DIR", str(tmp_path / "folder" if can_be_made else file))
+    assert main.main(["tune", "--precision", "s"]) == (0 if can_be_made else 1)
+    assert ("\nstored in" if can_be_made else "\nnot stored:") in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--sizes", "0"], ["--sizes", "3x4"], ["--sizes", "big"], ["--seconds", "-1"],
-     ["--seconds", "soon"], ["--seconds", "inf"]],
+     ["--seconds", "soon"], ["--seconds", "inf"], ["--plot", "nowhere/rates.png"]],
 )  # fmt: skip
 def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit):

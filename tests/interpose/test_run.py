@@ -210,6 +210,31 @@ def test_a_picture_that_cannot_be_written_is_told(folder):
     assert "account.nothing was not drawn" in errors + account
 
 
+def test_the_account_goes_to_where_it_was_asked_for_when_the_program_began(folder):
+    (folder / "elsewhere.py").write_text("import os; os.chdir('pack')\n" + PROGRAM)
+    options = ("-m", "clgemm", "run", "--json", "account.json")
+    status, *_ = run(folder, "elsewhere.py", "zero", ours=options)
+    assert status == 0
+    assert read(folder)["rows"] is not None
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_an_account_that_could_not_be_written_is_told_before_the_program_runs(folder, option):
+    options = ("-m", "clgemm", "run", option, "nowhere/account")
+    status, out, errors, _ = run(folder, "pack/inner.py", "zero", ours=options)
+    assert (status, out) == (2, "")
+    assert f"{option}: 'nowhere/account': no file can be written in {folder}" in errors
+
+
+def test_an_account_that_cannot_be_written_at_the_end_is_told_in_a_line(folder):
+    (folder / "breaks.py").write_text("import os; os.mkdir('account.json')\n")
+    options = ("-m", "clgemm", "run", "--json", "account.json")
+    status, _, errors, account = run(folder, "breaks.py", ours=options)
+    assert (status, "Traceback" in errors) == (0, False)
+    assert f"{folder}/account.json was not written" in errors + account
+    assert "no gemm or syrk was called" in errors + account
+
+
 def test_without_matplotlib_a_picture_says_how_to_get_it(folder):
     program = "import sys; sys.modules['matplotlib'] = None; from clgemm.cli.main import main; "
     program += "sys.exit(main(['run', '--plot', 'x.png', 'pack/inner.py']))"
