@@ -195,8 +195,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = environment.device_in_use()
-    found = environment.facts(device) | {"traits": device.traits.as_json()}
-    print(f"device: {device.traits.describe()}")
+    found = environment.facts(device)
+    print(environment.text(found))
+    found["traits"] = device.traits.as_json()
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         for code in arguments.precisions:

@@ -11,6 +11,7 @@ import pytest
 
 from clgemm import settings
 from clgemm.cli import main
+from clgemm.dispatch import route, trial
 from clgemm.runtime import registry
 
 ROOT = Path(__file__).parents[1]
@@ -162,6 +163,15 @@ def test_every_marker_is_explained(pytestconfig):
 def test_every_page_is_linked_from_the_readme():
     linked = {(ROOT / target.partition("#")[0]).resolve() for target in LINK.findall(prose(README))}
     assert [named(page) for page in PAGES if page != README and page.resolve() not in linked] == []
+
+
+def test_pages_name_the_limits_in_force():
+    tuning, n = ROOT / "docs" / "tuning.md", str(round((route.SMALL_FLOPS / 2) ** (1 / 3)))
+    cube = " \N{MULTIPLICATION SIGN} ".join([n, n, n])
+    for page in (README, ROOT / "docs" / "architecture.md", tuning):
+        assert f"up to {cube}" in prose(page).replace("Up to", "up to")
+    longest = f"the lesser one below {1e3 * trial.LONGEST:g} ms"
+    assert f"within a factor of {trial.NEAR:g}, and {longest}" in prose(tuning)
 
 
 def test_the_readme_is_short():
