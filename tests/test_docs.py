@@ -166,8 +166,8 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_pages_name_the_limits_in_force():
-    tuning, n = ROOT / "docs" / "tuning.md", str(round((route.SMALL_FLOPS / 2) ** (1 / 3)))
-    cube = " \N{MULTIPLICATION SIGN} ".join([n, n, n])
+    tuning, n = ROOT / "docs" / "tuning.md", round((route.SMALL_FLOPS / 2) ** (1 / 3))
+    cube = f"{n} \N{MULTIPLICATION SIGN} {n} \N{MULTIPLICATION SIGN} {n}"
     for page in (README, ROOT / "docs" / "architecture.md", tuning):
         assert f"up to {cube}" in prose(page).replace("Up to", "up to")
     longest = f"the lesser one below {1e3 * trial.LONGEST:g} ms"

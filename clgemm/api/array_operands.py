@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 def host_array(x: Any) -> NDArray[Any]:
     """Return what is to be copied to a device as an array of NumPy's."""
+    if is_device_array(x):  # NumPy would bring it back element by element
+        raise TypeError(
+            "to_device: x is a pyopencl.array.Array, on a device already: use it as it is, or "
+            "pass x.get() to copy it to another one"
+        )
     host = np.asarray(x)
     if host.dtype.hasobject:
         raise TypeError(

@@ -49,7 +49,7 @@ def to_device(x: Any) -> Any:
     Parameters
     ----------
     x : array_like
-        Of any rank, and any dtype but object.
+        Of any rank, and any dtype but object; on the host.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def to_device(x: Any) -> Any:
     DeviceError
         If no device is usable.
     TypeError
-        If elements are Python objects.
+        If elements are Python objects, or `x` is on a device already.
     MemoryError
         If the device has no memory for it.
 

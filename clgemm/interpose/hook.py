@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import threading
 import warnings
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clgemm.errors import ClgemmWarning
 from clgemm.interpose import account, imports, later, slots, stub
@@ -224,6 +225,11 @@ def install(*, least: int | None = None) -> None:
         The product m * n * k up to which calls go to the original without a look; by default where
         the device may begin to win.
 
+    Raises
+    ------
+    TypeError
+        If `least` is no whole number: nothing is interposed then.
+
     Warns
     -----
     ClgemmWarning
@@ -242,6 +248,7 @@ def install(*, least: int | None = None) -> None:
     True
     >>> uninstall()
     """
+    least = _threshold("install", least)
     if _is_possible():
         with _hook.lock:
             _hook.installed = True
@@ -267,6 +274,11 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
     least : int, optional
         As of `install`.
 
+    Raises
+    ------
+    TypeError
+        As `install` does.
+
     Warns
     -----
     ClgemmWarning
@@ -280,6 +292,7 @@ def interposed(*, least: int | None = None) -> Iterator[None]:
     ...     bool((a @ a == 300).all())
     True
     """
+    least = _threshold("interposed", least)
     if not _is_possible():
         yield
         return
@@ -304,6 +317,17 @@ def usage() -> Usage:
         Its text is a table.
     """
     return _hook.usage()
+
+
+def _threshold(where: str, least: Any) -> int | None:
+    """Read a threshold, before anything is changed."""
+    try:
+        return None if least is None else operator.index(least)
+    except TypeError:
+        raise TypeError(
+            f"{where}: least is {least!r}: pass a whole number, the product m * n * k up to which "
+            "calls go to the original, or leave it out"
+        ) from None
 
 
 def _is_possible() -> bool:

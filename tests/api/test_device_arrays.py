@@ -195,6 +195,14 @@ def test_to_device_and_back(device, rng):
         np.testing.assert_allclose(clgemm.matmul(there, there).get(), a @ a, atol=1e-4)
 
 
+def test_what_is_on_a_device_already_is_not_copied_element_by_element(device, monkeypatch):
+    with registry.using(device):
+        there = clgemm.to_device(np.ones((3, 3), np.float32))
+        monkeypatch.setattr(type(there), "__getitem__", None)
+        with pytest.raises(TypeError, match=r"to_device: x is a pyopencl.array.Array, on a device"):
+            clgemm.to_device(there)
+
+
 def test_python_objects_stay_on_the_host(device):
     with registry.using(device), pytest.raises(TypeError, match=r"to_device: .* dtype object are"):
         clgemm.to_device(np.array([1, None]))

@@ -51,6 +51,16 @@ def test_writable_slots_of_each_kind_are_interposed(paths, way):
     assert rows(paths[way])["cblas_sgemm"].calls == before + 1
 
 
+@pytest.mark.parametrize("least", [1e6, "1000"])
+def test_a_threshold_that_is_no_whole_number_changes_nothing(least):
+    words = f"least is {least!r}: pass a whole number"
+    with pytest.raises(TypeError, match=f"install: {words}"):
+        clgemm.install(least=least)
+    with pytest.raises(TypeError, match=f"interposed: {words}"), clgemm.interposed(least=least):
+        pass
+    assert not clgemm.usage().interposed
+
+
 @pytest.mark.parametrize(
     ("way", "words"),
     [("now", "read-only"), ("keeps_lock", "never releases the interpreter's lock")],
