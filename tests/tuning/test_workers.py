@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -436,6 +437,29 @@ def test_how_long_a_process_was_without_a_core():
     in_its_own_way = {"1": (7.0, 6.0), "2": (10.0, 14.0)}  # two threads, one core, all theirs
     assert processor.starved_seconds(before, in_its_own_way, 10.0) == 0.0
     assert processor.starved_seconds({}, {}, 10.0) == 0.0, "nothing tells"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_time_in_which_a_search_is_stopped_is_not_the_candidate_s(answers, monkeypatch):
+    """By Ctrl-Z or a batch system: the clock goes on, and no process runs."""
+    clock = itertools.chain([0.0, 0.05, 60.05], itertools.count(60.1, 0.05))
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    waits = itertools.count()
+
+    def get(**_):
+        if answers and next(waits) > 3:
+            return '{"status": "ok"}'
+        raise queue.Empty
+
+    tried = Worker(Setup(0, "", "s"), patience())
+    monkeypatch.setattr(tried, "_process", SimpleNamespace(pid=os.getpid()))
+    monkeypatch.setattr(tried, "_answers", SimpleNamespace(get=get))
+    if answers:
+        assert tried._wait(patience(5.0)) == '{"status": "ok"}'
+        return
+    with pytest.raises(pool.NoAnswerError):
+        tried._wait(patience(5.0))
+    assert not Budget(5.0, 1).is_hang(65.0, tried.starved)
 
 
 READY = "import sys, time; sys.stdin.readline(); print('{}', flush=True); sys.stdin.readline()\n"

@@ -47,6 +47,7 @@ T = TypeVar("T")
 MOST = 4  # workers: each has a context on the device and starts in a few tenths of a second
 GPU_BUILDS = 3  # of a candidate for a GPU at a time, as far as a driver builds side by side
 LOOK_SECONDS = 0.05  # between looks at whether anybody still waits, or may go on
+STOPPED_SECONDS = 1.0  # between looks: all processes were stopped meanwhile, as by Ctrl-Z
 END_SECONDS = 5.0  # that a worker is waited for which says no more, or was killed
 STDERR_TAIL = 400  # characters of a dead worker's last words that are kept
 PYTHON = re.compile("python|pypy|graalpy", re.IGNORECASE)
@@ -202,13 +203,16 @@ class Worker:
     def _wait(self, patience: Patience) -> str:
         """Wait for a line."""
         assert self._process is not None  # noqa: S101 - `start` started it
-        begun, before = time.monotonic(), thread_times(self._process.pid)
+        begun = looked = time.monotonic()
+        stopped, before = 0.0, thread_times(self._process.pid)
         while not self.dropped:
-            waited = time.monotonic() - begun
+            now = time.monotonic()
+            stopped += now - looked if now - looked > STOPPED_SECONDS else 0.0
+            looked, waited = now, now - begun - stopped
             more = patience(waited)
             if more <= 0:
                 after = thread_times(self._process.pid)
-                self.starved = starved_seconds(before, after, waited)
+                self.starved = stopped + starved_seconds(before, after, waited)
                 raise NoAnswerError("hang", f"no answer within {waited:.3g} s")
             with suppress(queue.Empty):
                 line = self._answers.get(timeout=min(LOOK_SECONDS, more))
