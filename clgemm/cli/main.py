@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("always", ClgemmWarning)
     try:
         status: int = COMMANDS[arguments.command].run(arguments)
-        sys.stdout.flush()  # what cannot be written is known here, not after the interpreter's end
+        if sys.stdout is not None:  # as where it was closed before
+            sys.stdout.flush()  # what cannot be written is known now, not after the end
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

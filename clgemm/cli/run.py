@@ -111,7 +111,9 @@ def _run_module(words: list[str]) -> None:
 def _run_script(words: list[str]) -> None:
     sys.argv[:] = words
     name = words[0]
-    path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - "./" stays, as Python has it
+    path = name
+    if not os.path.isabs(name):  # noqa: PTH117
+        path = os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118 - "./" stays, as in Python
     is_safe = getattr(sys.flags, "safe_path", False)
     names = _new_main()
     if os.path.isdir(path) or zipfile.is_zipfile(path):  # noqa: PTH112 - a text, for sys.path

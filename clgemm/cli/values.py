@@ -62,7 +62,10 @@ def new_file(text: str) -> Path:
 
     The path is absolute, since a program that is run may change the working directory.
     """
-    path = Path(text).absolute()
+    try:
+        path = Path(text).absolute()
+    except FileNotFoundError:  # the working directory itself is gone
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no working directory") from None
     if not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text!r}: no file can be written in {path.parent}")
     return path

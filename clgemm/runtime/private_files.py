@@ -63,8 +63,8 @@ def why_not_trusted(folder: Path) -> str | None:
 
 def why_not_written(folder: Path) -> str | None:
     """Return why nothing can be kept in a folder that is trusted, or in one yet to be made."""
-    place = folder.absolute()
-    while not os.path.lexists(place):
+    place = folder
+    while not os.path.lexists(place) and place != place.parent:
         place = place.parent
     if not os.path.isdir(place):  # noqa: PTH112 - Path's own raises where one may not look
         return f"{place} is no directory"

@@ -179,6 +179,13 @@ def test_what_ends_a_command_is_said_in_a_line(fault, status, words, capsys, mon
     assert error.count("\n") == 1
 
 
+def test_a_command_without_standard_output_ends_as_ever(monkeypatch):
+    """As `>&-` of a shell leaves it, or a Python without a console."""
+    monkeypatch.setattr(info, "run", lambda _: 0)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main.main(["info"]) == 0
+
+
 @pytest.mark.process
 def test_a_reader_that_has_seen_enough_is_no_error():
     program = """

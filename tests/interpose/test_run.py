@@ -218,6 +218,21 @@ def test_the_account_goes_to_where_it_was_asked_for_when_the_program_began(folde
     assert read(folder)["rows"] is not None
 
 
+@pytest.mark.parametrize("words", [[], ["--json", "account.json"]], ids=["plain", "account"])
+def test_without_a_working_directory(folder, words):
+    """A script that is named in full runs there, as Python runs it; no account can be written."""
+    program = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
+    program += "os.execv(sys.executable, [sys.executable, '-m', 'clgemm', 'run', *sys.argv[1:]])"
+    script = str(folder / "pack" / "inner.py")
+    *found, account = run(folder, *words, script, "zero", ours=("-c", program))
+    if words:
+        assert found[:2] == [2, ""]
+        assert "there is no working directory" in found[2]
+    else:
+        assert found[:2] == list(run(folder, script, "zero"))[:2]
+        assert account
+
+
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_an_account_that_could_not_be_written_is_told_before_the_program_runs(folder, option):
     options = ("-m", "clgemm", "run", option, "nowhere/account")
