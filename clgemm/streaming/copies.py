@@ -100,6 +100,7 @@ class Job:
         self._call = call
         self.copy, self.chunk, self.staging = copy, chunk, staging
         self.error: BaseException | None = None
+        self.is_done = False
         self.lock = threading.Lock()
         """Held while it copies."""
 
@@ -111,6 +112,7 @@ class Job:
             try:
                 staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
                 np.copyto(*((x, staged) if self.copy.to_host else (staged, x)))
+                self.is_done = True
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error
         self._call.ended.put(self)
@@ -267,6 +269,8 @@ class Copies:
         for job in self._jobs:
             with job.lock:
                 pass  # it has ended, or sees that the call is over
+            if job.copy.to_host and job.is_done:  # nobody has heard of it
+                job.copy.to_copy -= 1
         # All are waited for, whatever one says.
         return not {finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
 

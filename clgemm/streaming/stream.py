@@ -87,9 +87,12 @@ class StreamedCall:
                 self._copies.advance(awaited, patient=not happened)
             self.is_idle = True
         except BaseException as error:
-            if is_short_of_memory(error):
-                self._save_results()
-            self.is_idle = self._copies.abandon(self._queue)  # not if Ctrl-C comes a second time
+            try:
+                if is_short_of_memory(error):
+                    self._save_results()
+            finally:
+                # Not if Ctrl-C comes while this waits.
+                self.is_idle = self._copies.abandon(self._queue)
             raise
         finally:
             self._copies.close(is_idle=self.is_idle)
@@ -106,7 +109,8 @@ class StreamedCall:
 
     def _save_results(self) -> None:
         """Let the blocks of C that are on their way arrive, since others can be computed anew."""
-        with suppress(cl.Error):  # the first one is being raised already
+        # The first error is being raised already; staging may want the host's memory, too.
+        with suppress(cl.Error, MemoryError):
             while self._copies.only_to_host():
                 pass
 

@@ -22,6 +22,7 @@ from helpers import (
     run_python,
     run_threads,
 )
+from helpers import wait_until as until
 from layouts import HOWS, matrices, memory_for, separate
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -302,6 +303,68 @@ def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
     copied.clear()
     monkeypatch.setattr(stream.StreamedCall, "_save_results", lambda _: None)
     check(apart, "s", a, b, np.full_like(c, np.nan))
+
+
+def test_a_block_that_came_home_unheard_is_not_computed_anew(apart, rng, monkeypatch):
+    """It would be added to C twice: the device fails while a thread copies, and fails again."""
+    limit(monkeypatch, 300 * KB)
+    monkeypatch.setattr(stream, "SMALL_CHUNK", 300 * KB)  # a block in one
+    a, b, c = operands(rng)
+    failed, unload, copyto = threading.Event(), copies.Copies._unload, np.copyto
+
+    def after_failure(into, source):
+        if np.may_share_memory(into, c):
+            failed.wait(PATIENCE)
+        copyto(into, source)
+
+    def fails(self):
+        happened = unload(self)
+        home = [job for job in self._jobs if job.copy.to_host]
+        if home and not failed.is_set():
+            until(home[0].lock.locked)
+            failed.set()
+            raise out_of_memory()
+        return happened
+
+    def fails_again(_):
+        raise out_of_memory()
+
+    monkeypatch.setattr(np, "copyto", after_failure)
+    monkeypatch.setattr(copies.Copies, "_unload", fails)
+    monkeypatch.setattr(copies.Copies, "only_to_host", fails_again)
+    check(apart, "s", a, b, c, beta=0.5)
+    assert failed.is_set()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_what_ends_the_wait_for_results_leaves_no_thread_at_work(apart, error, rng, monkeypatch):
+    """Of the host's memory, too, there may be none left; the rest is computed anew then."""
+    limit(monkeypatch, 300 * KB)
+    a, b, c = operands(rng)
+    real, proved = stream.StreamedCall._enqueue, []
+    abandon = copies.Copies.abandon
+
+    def end_of_memory(self, number, waits):
+        if number == 5 and not proved:
+            raise out_of_memory()
+        real(self, number, waits)
+
+    def ends(_):
+        raise error
+
+    def note(self, *queues):
+        proved.append(abandon(self, *queues))
+        return proved[-1]
+
+    monkeypatch.setattr(stream.StreamedCall, "_enqueue", end_of_memory)
+    monkeypatch.setattr(copies.Copies, "only_to_host", ends)
+    monkeypatch.setattr(copies.Copies, "abandon", note)
+    if error is MemoryError:
+        check(apart, "s", a, b, c)
+    else:
+        with registry.using(apart), pytest.raises(error):
+            gemm(1.0, a, b, 0.0, c)
+    assert proved == [True]
 
 
 def test_a_failure_is_explained_and_changes_nothing(apart, rng, monkeypatch):
