@@ -49,6 +49,7 @@ class CopiesBeside:
     def start(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Have threads copy these; return those for which there is no pinned memory."""
         left: list[Piece] = []
+        self._threads.keep(self)  # else they might end before a job comes
         for buffer, chunk in pieces:
             staging = None if left else self._threads.staging.lease(self._queue)
             if staging is None or staging.buffer is None:
@@ -83,6 +84,7 @@ class CopiesBeside:
     def close(self, *, is_idle: bool) -> None:
         """Give back the pinned memory, or drop it if the device may read it for all we know."""
         self.is_over = True
+        self._threads.let_go(self)
         used = [job.staging for job in self._jobs]
         if not is_idle:
             self._threads.staging.drop(used)

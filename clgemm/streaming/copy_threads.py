@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from clgemm.runtime import ending
 from clgemm.runtime.idle import IdleTimer
@@ -45,6 +46,10 @@ PAGE = 4096
 PAGES_BYTES = 4 << 20  # of pages populated at a time: two of the system's huge pages
 
 
+class _Use:
+    """A call, as far as threads are kept for it."""
+
+
 class CopyThreads:
     """The threads, queues and pinned memory of one device."""
 
@@ -58,7 +63,8 @@ class CopyThreads:
         self._idle_jobs: deque[Callable[[], object]] = deque()
         self._tokens: SimpleQueue[bool] = SimpleQueue()
         """True wakes a thread, False ends it."""
-        self._calls: set[object] = set()
+        self._calls: WeakSet[object] = WeakSet()
+        """Weak: whenever Ctrl-C comes, none stays longer than its call."""
         self._timer = IdleTimer(IDLE_SECONDS, self.trim)
         self._queues: tuple[cl.CommandQueue, cl.CommandQueue] | None = None
         self.staging = Staging(device.context, BUFFERS * self._most)
@@ -66,17 +72,26 @@ class CopyThreads:
     @contextmanager
     def in_use(self) -> Iterator[tuple[cl.CommandQueue, cl.CommandQueue]]:
         """Keep threads and staging while a call copies; give the queue there and the one back."""
-        call = object()
+        call = _Use()
         try:
+            self.keep(call)
             with self._lock:
-                self._calls.add(call)
                 if self._queues is None:
                     context = self._device.context
                     self._queues = cl.CommandQueue(context), cl.CommandQueue(context)
             yield self._queues
         finally:
-            self._calls.discard(call)
+            self.let_go(call)
             self.touch()
+
+    def keep(self, call: object) -> None:
+        """Keep threads and staging until `let_go`, or until nobody has the call any more."""
+        with self._lock:
+            self._calls.add(call)
+
+    def let_go(self, call: object) -> None:
+        """Have a call end that threads and staging were kept for."""
+        self._calls.discard(call)
 
     def touch(self) -> None:
         """Keep what is idle for some seconds more."""

@@ -189,6 +189,23 @@ def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
     engines.of(shared).threads.trim()
 
 
+def test_threads_that_copy_beside_a_call_stay_until_its_end(shared, rng, monkeypatch):
+    """The seconds after an earlier call may end while they are given what to copy."""
+    threads, counts = engines.of(shared).threads, []
+    submit = threads.submit
+
+    def submit_late(job, **how):
+        threads.trim()
+        counts.append(threads._count)
+        submit(job, **how)
+
+    monkeypatch.setattr(threads, "submit", submit_late)
+    check(shared, *operands(rng))
+    assert 0 < counts[-1] == min(len(counts) - 1, threads._most)
+    threads.trim()
+    assert threads._count == 0
+
+
 def test_without_pinned_memory_the_driver_copies_all(shared, rng, monkeypatch):
     monkeypatch.setattr(Staging, "lease", lambda *_: None)
     check(shared, *operands(rng))
