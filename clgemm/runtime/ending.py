@@ -28,6 +28,25 @@ background: set[int] = set()
 _has_begun = False
 
 
+class Stay:
+    """A call of this package by the thread that makes it: others can tell whether it is over.
+
+    What a call has taken is left over if Ctrl-C came while it was given back.  It may be there for
+    long, since whoever keeps the exception keeps the frames of the call.
+    """
+
+    def __init__(self) -> None:
+        self.thread = get_ident()
+        self._is_entry = self.thread in inside
+
+    def is_over(self) -> bool:
+        """Tell whether it has ended; its own thread asks in a later call, or in none.
+
+        What was begun outside of any entry is not known to have ended.
+        """
+        return self._is_entry and (self.thread == get_ident() or self.thread not in inside)
+
+
 def has_begun() -> bool:
     """Tell whether the interpreter is about to end."""
     return _has_begun

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from clgemm.runtime import opencl
+from clgemm.runtime.ending import Stay
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class _Lease:
         self.total = sum(wanted)
         self.taken: list[tuple[cl.Buffer, int]] = []
         self.itself = ref(self)
+        self.stay = Stay()
         self._memory = memory
 
     def __enter__(self) -> list[cl.Buffer]:
@@ -66,6 +68,10 @@ class _Lease:
         self._memory.end(self)
 
 
+def _is_held(lease: _Lease | None) -> bool:
+    return lease is not None and not lease.stay.is_over()
+
+
 class DeviceMemory:
     """Buffers of one context, leased or idle; the largest that the device allows is known."""
 
@@ -77,7 +83,8 @@ class DeviceMemory:
         self._idle: dict[cl.Buffer, int] = {}
         """Bytes of each buffer, the longest idle first; to ask the driver takes a microsecond."""
         self._leases: list[ref[_Lease]] = []
-        """Weak: however often Ctrl-C comes, a lease ends with its call."""
+        """Weak, and with the stay of its thread: however often Ctrl-C comes, a lease ends with its
+        call."""
         self.peak = 0
         """The most bytes that were leased and idle together."""
 
@@ -120,7 +127,7 @@ class DeviceMemory:
         while True:
             with self._lock:
                 if self._leases:
-                    self._leases = [x for x in self._leases if x() is not None]
+                    self._leases = [x for x in self._leases if _is_held(x())]
                 used = self.used if self._leases else 0
                 if not used or used + lease.total <= lease.limit:
                     self._leases.append(lease.itself)

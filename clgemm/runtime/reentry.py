@@ -106,7 +106,7 @@ class _Hold:
 
     def __init__(self, lock: CheckedLock) -> None:
         self._lock = lock
-        self.thread = get_ident()
+        self.stay = ending.Stay()
 
     def __enter__(self) -> None:
         self._lock.take(self)
@@ -150,7 +150,8 @@ class CheckedLock:
         with self._lock:
             holder = None if self._holder is None else self._holder()
             # Nested calls take no lock: what is left over of this thread's own was interrupted.
-            if holder is not None and holder.thread != hold.thread:
+            is_own = holder is not None and holder.stay.thread == hold.stay.thread
+            if holder is not None and not (is_own or holder.stay.is_over()):
                 return False
             self._holder = weakref.ref(hold)
             return True

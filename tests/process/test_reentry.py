@@ -393,6 +393,29 @@ def test_a_lock_whose_holder_was_interrupted_is_free(device):
     assert not lock.locked()
 
 
+def test_a_lock_is_free_after_its_call_though_somebody_keeps_the_exception(monkeypatch):
+    """Its frames have what holds the lock, which Ctrl-C kept from being released."""
+    lock, taken = reentry.CheckedLock(), []
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    @reentry.entry()
+    def call():
+        with lock():
+            taken.append(True)
+
+    monkeypatch.setattr(lock, "release", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        call()
+    monkeypatch.undo()
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert len(taken) == 2, "another thread waits for it"
+    assert kept
+
+
 def a_matrix(queue, rng, *shape, dtype=np.complex64, order="C"):
     return to_device(queue, np.asarray(random_matrix(rng, BY_DTYPE[np.dtype(dtype)], *shape),
                                        order=order))  # fmt: skip

@@ -23,6 +23,7 @@ from clgemm.runtime import memory
 from clgemm.runtime.idle import IdleTimer
 from clgemm.runtime.memory import DeviceMemory, rounded
 from clgemm.runtime.opencl import cl, load
+from clgemm.runtime.reentry import entry
 from clgemm.streaming import copy_threads
 from clgemm.streaming.copies import BlockCopy, Copies, chunks
 from clgemm.streaming.copy_threads import CopyThreads
@@ -411,6 +412,32 @@ def test_a_lease_ends_whenever_ctrl_c_comes(pool, turn, monkeypatch):
     assert pool.used == 0
     with pool.lease([150_000], 200_000, idle):
         pass
+
+
+def test_a_lease_ends_with_its_call_though_somebody_keeps_the_exception(pool, monkeypatch):
+    """Its frames have the lease, which Ctrl-C kept from being ended."""
+    done = []
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    @entry()
+    def call():
+        with pool.lease([150_000], 200_000, idle):
+            done.append(threading.current_thread())
+
+    monkeypatch.setattr(pool, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt) as kept:
+        call()
+    monkeypatch.undo()
+    assert (pool.used > 0, len(done)) == (True, 1)
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert thread in done, "another thread waits for it"
+    call()
+    assert len(done) == 3
+    assert kept
 
 
 def test_staging_that_may_be_in_use_is_not_leased_again(threads):
