@@ -82,19 +82,23 @@ def _import_into(found: Future[ModuleType], name: str) -> None:
 
 
 def _before_fork() -> None:
-    _fork.waited = importing.acquire(timeout=PATIENCE)
+    # Whatever is raised here, Python forks: Ctrl-C ends nothing but the wait.
+    _fork.is_importing = importing._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading` asks it
+    if not _fork.is_importing:
+        importing.acquire(timeout=PATIENCE)
 
 
 def _after_fork_in_parent() -> None:
-    if _fork.waited:
+    if importing._is_owned() and not _fork.is_importing:  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
         importing.release()
 
 
 def _after_fork_in_child() -> None:
-    if _fork.waited:
-        importing.release()
-    else:  # the thread that holds it is not in the child
+    if not importing._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
+        # The thread that holds it, if one does, is not in the child.
         importing._at_fork_reinit()  # type: ignore[attr-defined]  # noqa: SLF001 - as the standard library does
+    elif not _fork.is_importing:
+        importing.release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,7 +11,7 @@ import clgemm
 from clgemm import lazy_imports
 import logging
 
-begun = threading.Event()
+begun, done = threading.Event(), []
 class Logging(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, *more):
         return importlib.util.spec_from_loader(name, self) if name == "logs" else None
@@ -19,6 +19,7 @@ class Logging(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         begun.set()
         time.sleep(0.3)
         logging.getLogger("another")
+        done.append(module)
 sys.meta_path.insert(0, Logging())
 lazy_imports.PATIENCE = 5.0
 thread = threading.Thread(target=lazy_imports.lazy_import, args=("logs",))
@@ -26,15 +27,45 @@ thread.start()
 begun.wait()
 child = os.fork()
 if not child:
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert lazy_imports._fork.waited, "the import waited for the fork, and the fork for the import"
+    os._exit(0 if done else 1)
+assert os.waitpid(child, 0)[1] == 0, "the import waited for the fork, and the fork for the import"
 thread.join()
+"""
+INTERRUPTED = """
+import os, signal, sys, threading
+from clgemm import lazy_imports
+
+taken, free = threading.Event(), threading.Event()
+def importer():
+    with lazy_imports.importing:
+        taken.set()
+        free.wait()
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+sys.unraisablehook = lambda raised: free.set()  # Python says what ended the wait, and forks
+thread = threading.Thread(target=importer)
+thread.start()
+taken.wait()
+threading.Timer(0.2, interrupt).start()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    lazy_imports.lazy_import("colorsys")
+    os._exit(0)
+free.set()
+assert os.waitpid(child, 0)[1] == 0, "the child waits for a thread that it does not have"
+thread.join()
+thread = threading.Thread(target=lazy_imports.lazy_import, args=("colorsys",), daemon=True)
+thread.start()
+thread.join(20)
+assert not thread.is_alive()
 """
 
 
 @pytest.mark.process
 @needs_fork
-def test_a_fork_waits_for_an_import_that_logs():
-    run = run_python(PROGRAM)
+@pytest.mark.parametrize("program", [PROGRAM, INTERRUPTED], ids=["logs", "interrupted"])
+def test_a_fork_waits_for_an_import(program):
+    """Unless Ctrl-C ends that wait; then the child has no lock that somebody else held."""
+    run = run_python(program)
     assert (run.returncode, run.stderr) == (0, "")
