@@ -34,19 +34,19 @@ class IdleTimer:
 
         If no thread can be started, nothing is given back until a later touch succeeds.
         """
-        with self._lock:
-            self._due = time.monotonic() + self._seconds
-            if self._waits:
-                return
-            self._waits = True
-        has_started = False
+        begins = has_begun = False
         try:
-            threading.Thread(target=self._run, name="clgemm idle timer", daemon=True).start()
-            has_started = True
+            with self._lock:
+                self._due = time.monotonic() + self._seconds
+                if not self._waits:
+                    self._waits = begins = True
+            if begins:
+                threading.Thread(target=self._run, name="clgemm idle timer", daemon=True).start()
+                has_begun = True
         except RuntimeError as error:  # a limit of the system, or the interpreter ends
             log.debug("memory is kept, since no thread can be started: %s", error)
-        finally:
-            if not has_started:
+        finally:  # wherever Ctrl-C came
+            if begins and not has_begun:
                 self._waits = False
 
     @entry(background=True)

@@ -218,6 +218,27 @@ def test_an_idle_timer_without_a_thread_tries_again_at_the_next_touch(monkeypatc
     until(lambda: runs)
 
 
+def test_an_idle_timer_whose_lock_ctrl_c_released_tries_again_at_the_next_touch():
+    runs = []
+    timer = IdleTimer(0.05, lambda: runs.append(None))
+    lock = timer._lock
+
+    class Interrupted:
+        def __enter__(self):
+            return lock.__enter__()
+
+        def __exit__(self, *what):
+            lock.__exit__(*what)
+            raise KeyboardInterrupt
+
+    timer._lock = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        timer.touch()
+    timer._lock = lock
+    timer.touch()
+    until(lambda: runs)
+
+
 @pytest.fixture
 def threads(device):
     apart = separate(device)
