@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,10 +28,15 @@ class Mappings:
     def __init__(self) -> None:
         text = _MAPS.read_bytes().decode("utf-8", "surrogateescape")
         self._lines = text.splitlines()
+        self._parsed: list[Mapping] | None = None
 
-    @functools.cached_property
+    @property
     def _all(self) -> list[Mapping]:
-        return [_read(line) for line in self._lines]
+        # No cached_property: before Python 3.12 all of its objects share a lock, which a forked
+        # child may find held by a thread that it does not have.
+        if self._parsed is None:
+            self._parsed = [_read(line) for line in self._lines]
+        return self._parsed
 
     def objects(self) -> list[Path]:
         """List the files that have machine code mapped."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
+from helpers import PATIENCE, needs_fork
 
 from clgemm.runtime import mappings
 
@@ -33,3 +38,28 @@ def test_a_library_reaches_from_its_first_address_to_its_last(
     maps.write_text(LINES)
     monkeypatch.setattr(mappings, "_MAPS", maps)
     assert mappings.Mappings().library_around(address) == found
+
+
+@needs_fork
+def test_a_child_forked_while_a_thread_reads_waits_for_nobody(monkeypatch):
+    read, begun, free = mappings._read, threading.Event(), threading.Event()
+
+    def slowly(line):
+        begun.set()
+        free.wait(PATIENCE)
+        return read(line)
+
+    monkeypatch.setattr(mappings, "_read", slowly)
+    thread = threading.Thread(target=lambda: mappings.Mappings().at(0))
+    thread.start()
+    assert begun.wait(PATIENCE)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        mappings._read = read
+        mappings.Mappings().at(0)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    free.set()
+    thread.join(PATIENCE)
+    assert status == 0
