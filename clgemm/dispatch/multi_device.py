@@ -9,31 +9,28 @@ device: the same devices give the same bits.
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict, deque
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from clgemm.dispatch.times import overlapped
 from clgemm.problem import PRECISIONS
-from clgemm.runtime.interrupt import Stop, until_done
+from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl_errors import translated_errors
+from clgemm.runtime.parts import Parts
 from clgemm.runtime.reentry import entry
 from clgemm.runtime.runner import Work
 from clgemm.streaming.schedule import Block, Span, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
-    from concurrent.futures import Future
 
     from clgemm.dispatch.break_even import BreakEvens
     from clgemm.problem import Call, Gemm
     from clgemm.runtime.device import Device
     from clgemm.runtime.runner import Runner
-
-log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 2e-3  # on the fastest device: to share less costs more than it saves
 LEAST_FLOPS = 2 * 1024**3  # the same where nothing was measured
@@ -184,27 +181,16 @@ class MultiDeviceRunner:
                 with translated_errors(f"gemm on {member.name}"):
                     runners[_shape(tile)].run(call_of(tile, call), stop)
 
-        with ThreadPoolExecutor(len(self.workers), "clgemm device") as pool:
+        with Parts("clgemm device") as parts:
             try:
-                started = [_start(pool, partial(work, *worker)) for worker in self.workers]
-                jobs = [job for job in started if job is not None]
-                until_done(jobs)
+                for worker in self.workers:
+                    parts.start(partial(copy_context().run, work, *worker))  # in these modes
+                parts.wait()
             finally:
                 stop.set()
-        errors = [error for error in (job.exception() for job in jobs) if error is not None]
         # What was stopped says nothing of why.
-        for error in sorted(errors, key=lambda x: isinstance(x, CancelledError)):
+        for error in sorted(parts.errors(), key=lambda x: isinstance(x, CancelledError)):
             raise error
-
-
-def _start(pool: ThreadPoolExecutor, work: Callable[[], None]) -> Future[None] | None:
-    """Have a thread work in the modes of this one; where none can be started, this one does."""
-    try:
-        return pool.submit(copy_context().run, work)
-    except RuntimeError as error:  # a limit of the system, or the interpreter ends
-        log.debug("a device has no thread of its own: %s", error)
-    work()
-    return None
 
 
 def _shape(tile: Block) -> tuple[int, int, int]:

@@ -146,6 +146,22 @@ def test_equal_devices_work_at_the_same_time():
     np.testing.assert_allclose(call.c, want, rtol=1e-13, atol=1e-13)
 
 
+def test_the_caller_waits_where_ctrl_c_leaves_no_lock_held(monkeypatch):
+    """Not for the start of a thread: Ctrl-C there kept devices at work, or the call for ever."""
+    problem, call, want = case(4 * GRAIN, 1, 2)
+    waits, wait = [], threading.Condition.wait
+
+    def note(condition, timeout=None):
+        if threading.current_thread() is threading.main_thread():
+            waits.append(condition)
+        return wait(condition, timeout)
+
+    monkeypatch.setattr(threading.Condition, "wait", note)
+    MultiDeviceRunner(problem, [member()] * 2).run(call)
+    np.testing.assert_allclose(call.c, want, rtol=1e-13, atol=1e-13)
+    assert not waits
+
+
 def test_what_goes_wrong_on_one_device_is_raised_when_all_have_stopped():
     problem, call, _ = case(4 * GRAIN, 1, 2)
     log = []
