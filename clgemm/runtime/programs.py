@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from clgemm.errors import BuildError
 from clgemm.kernels import ptx, source
 from clgemm.runtime import ending, opencl
 from clgemm.runtime.opencl import cl
+from clgemm.runtime.parts import Parts
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
@@ -112,14 +113,24 @@ class Programs:
             yield
             return
         workers = min(len(missing), os.cpu_count() or 1, MOST_BUILDS)
-        built: Iterable[cl.Program | None] = [None] * len(missing)
-        with ThreadPoolExecutor(workers, "clgemm-build") as pool:
-            try:
-                built = pool.map(self._program_or_none, missing)
-            except RuntimeError as error:  # no thread can be started: `kernel` builds them
-                log.debug("nothing is built ahead: %s", error)
+        waiting, built = deque(missing), {}
+        with Parts("clgemm build") as parts:
+
+            def work() -> None:
+                while waiting and not parts.is_over:
+                    try:
+                        spec = waiting.popleft()
+                    except IndexError:  # another thread took the last one
+                        return
+                    built[spec] = self._program_or_none(spec)
+
+            for _ in range(workers):
+                parts.start(work)
             yield
-            self._programs |= {s: p for s, p in zip(missing, built, strict=True) if p}
+            parts.wait()
+        for error in parts.errors():
+            raise error
+        self._programs |= {spec: program for spec, program in built.items() if program}
 
     @entry()
     def _program_or_none(self, spec: KernelSpec) -> cl.Program | None:

@@ -152,7 +152,7 @@ def test_the_caller_waits_where_ctrl_c_leaves_no_lock_held(monkeypatch):
     waits, wait = [], threading.Condition.wait
 
     def note(condition, timeout=None):
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             waits.append(condition)
         return wait(condition, timeout)
 

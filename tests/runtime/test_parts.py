@@ -18,7 +18,7 @@ def test_the_caller_takes_no_lock_that_ctrl_c_may_leave_held(monkeypatch):
     taken, enter, done = [], threading.Condition.__enter__, SimpleQueue()
 
     def note(condition):
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             taken.append(condition)
         return enter(condition)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,23 @@ def test_kernels_are_built_once_and_not_kept_without_end(device, monkeypatch):
         assert len(found._kernels) <= 3
         assert len(found._programs) <= 3
     assert found.kernel(spec(0)) is not first
+
+
+def test_who_has_kernels_built_ahead_takes_no_lock_that_ctrl_c_may_leave_held(device, monkeypatch):
+    """A thread that builds would wait for it, and the caller for that thread."""
+    taken, enter = [], threading.Condition.__enter__
+
+    def note(condition):
+        if threading.get_ident() == threading.main_thread().ident:
+            taken.append(condition)
+        return enter(condition)
+
+    found = Programs(device.context, device.traits)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Condition, "__enter__", note)
+        found.build_ahead([spec(number) for number in range(2)])
+    assert not taken
+    assert set(found._programs) == {spec(0), spec(1)}
 
 
 def test_plans_keep_kernels_that_nothing_else_keeps(device, rng, monkeypatch):
