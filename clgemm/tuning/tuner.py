@@ -246,8 +246,12 @@ class Parameters:
 
     def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:
         """Search and store what is found."""
-        from clgemm.tuning.search.search import Search  # noqa: PLC0415 - a search needs much
-
+        try:
+            from clgemm.tuning.search.search import Search  # noqa: PLC0415 - a search needs much
+        except RuntimeError as error:
+            if not ending.explains(error):
+                raise
+            raise TuningError("a search needs threads, and the interpreter ends") from error
         traits = self._device.traits
         first = find_starting_points(store, traits, precision)
         result = Search(traits, precision, store, effort, first).run()

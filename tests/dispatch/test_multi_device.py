@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import CancelledError
 from typing import NamedTuple
 
@@ -164,13 +165,23 @@ def test_the_caller_waits_where_ctrl_c_leaves_no_lock_held(monkeypatch):
 
 def test_what_goes_wrong_on_one_device_is_raised_when_all_have_stopped():
     problem, call, _ = case(4 * GRAIN, 1, 2)
-    log = []
+    log, meet = [], threading.Barrier(2, timeout=PATIENCE)
+
+    class Slow(Runner):
+        def run(self, call, stop=None):
+            meet.wait()
+            time.sleep(0.05)
+            super().run(call, stop)
 
     class Failing(Runner):
         def run(self, _call, _stop=None):
+            meet.wait()
             raise MemoryError("full")
 
-    members = [member(log=log), Member("b", 1.0, copies=True, make=lambda p: Failing(p, log))]
+    members = [
+        Member(str(kind), 1.0, copies=True, make=lambda p, kind=kind: kind(p, log))
+        for kind in (Slow, Failing)
+    ]
     with pytest.raises(MemoryError, match="full"):
         MultiDeviceRunner(problem, members).run(call)
     assert len(log) == 1

@@ -483,6 +483,25 @@ def test_without_a_survivor_defaults_are_used_and_nothing_is_stored(fake, caplog
     assert len(fake.tried) == count, "this process does not try again"
 
 
+def test_a_first_search_as_the_interpreter_ends_leaves_the_defaults(monkeypatch, caplog):
+    """Python refuses to import its executors then."""
+    name = "clgemm.tuning.search.search"
+    monkeypatch.delitem(sys.modules, name)
+    error = RuntimeError("can't register atexit after shutdown")
+
+    def find_spec(wanted, *_):
+        if wanted == name:
+            raise error
+
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+    tuned = new_parameters().of("s")
+    assert set(tuned.configs) == {DEFAULT}
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    error.args = ("something else",)
+    with pytest.raises(RuntimeError, match="something else"):
+        new_parameters().of("s")
+
+
 def test_a_search_that_cannot_start_falls_back_to_defaults(fake, caplog):
     def no_process(_config, _task):
         raise OSError(11, "Resource temporarily unavailable")
