@@ -19,6 +19,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
+from weakref import ref
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ VARIABLES = ("SYCL_CPU_CU_AFFINITY", "DPCPP_CPU_CU_AFFINITY")
 _TASKS = Path("/proc/self/task")
 _FUTEX = "202"  # by which a thread waits for a word to change, on x86-64
 _before: frozenset[int] | None = None
+_known: dict[int, ref[WorkerThreads]] = {}
+"""All that are in use: those of several contexts of a runtime are the same threads."""
 
 
 def of_process() -> frozenset[int]:
@@ -93,7 +96,9 @@ class WorkerThreads:
         # The interpreter's lock is kept: letting it go takes longer than asking.
         self._core = ctypes.PyDLL(None).sched_getcpu
         self.left = -1
-        """The core that they may not use, -1 if they may use all."""
+        """The core that they may not use, -1 if they may use all or are not known to have left."""
+        key = id(self)
+        _known[key] = ref(self, lambda _: _known.pop(key, None))
 
     def leave_core(self) -> None:
         """Have them leave the core that the caller is on, if it is another one than before."""
@@ -104,14 +109,22 @@ class WorkerThreads:
     def use_all_cores(self) -> None:
         """Have them use all cores that the process may use."""
         cores = os.sched_getaffinity(os.getpid())
-        self.threads = tuple(thread for thread in self.threads if _move(thread, cores))
+        self._move_to(cores)
         self.left = -1
 
     def _leave(self, core: int) -> None:
         others = os.sched_getaffinity(0) - {core}
         if others:  # else the caller may use a single core, and computes without them
-            self.threads = tuple(thread for thread in self.threads if _move(thread, others))
+            self._move_to(others)
         self.left = core
+
+    def _move_to(self, cores: set[int]) -> None:
+        self.threads = tuple(thread for thread in self.threads if _move(thread, cores))
+        moved = set(self.threads)
+        for reference in tuple(_known.values()):
+            other = reference()
+            if other is not None and other is not self and not moved.isdisjoint(other.threads):
+                other.left = -1  # wherever its threads were, some are elsewhere now
 
 
 def _move(thread: int, cores: set[int]) -> bool:
