@@ -26,9 +26,9 @@ Where M and N are too small for the units, K is cut as well.  A part then writes
 and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
 where it is long.
 
-A is read where it lies if it is real, not transposed, and meets few columns of B: single precision
-16 x 1000 x 1000 takes 128 us instead of 198.  So is B if it is real, and not transposed or met by
-few rows of A; `packs_b` has the exceptions.
+A is read where it lies if it is not transposed and meets few columns of B: single precision
+16 x 1000 x 1000 takes 128 us instead of 198.  So is B if it is not transposed, or met by few rows
+of A; `packs_b` has the exceptions.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level 
 NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
 PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster than 6 at d 4096
 CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
-FEW_PANELS = 2  # of A's rows: a B whose rows are streams of their own is read as often
-FEW_COLUMNS = {4: 128, 8: 16}  # of B, for which A is not packed, by an element's bytes: measured
+SECOND_WAY_BYTES = 1 << 16  # of second-level ones
+FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
+FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
@@ -122,12 +123,11 @@ class CpuPacked(KernelFamily):
         """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""
         widest = traits.simd_bytes // precision.real_bytes
         mv = (3, 2, 4) if traits.simd_bytes >= WIDE_BYTES else (2, 3, 1)
-        if precision.is_complex:
-            mv = (1, 2, 3)
+        parts = _parts(precision)
         return {
             "VW": (widest,),
-            "MR": tuple(widest * v for v in mv),
-            "NR": (8, 12, 6, 14, 4),
+            "MR": tuple(widest * v // parts for v in mv),
+            "NR": tuple(columns // parts for columns in (8, 12, 6, 14, 4)),
             "KC": (384, 256, 512),
             "BLOCK_KB": (256, 512),
             "TURNS": (1, 2),
@@ -136,16 +136,14 @@ class CpuPacked(KernelFamily):
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Give a tile that fills the registers: 32 of them with AVX-512, 16 with AVX2 or NEON."""
-        widest = traits.simd_bytes // precision.real_bytes
-        vectors, columns = 1 if precision.is_complex else 3, 8
-        if traits.simd_bytes < WIDE_BYTES:
-            vectors, columns = (1 if precision.is_complex else 2), 6
+        widest, parts = traits.simd_bytes // precision.real_bytes, _parts(precision)
+        vectors, columns = (3, 8) if traits.simd_bytes >= WIDE_BYTES else (2, 6)
         return Config.of(
             self.name,
             {
                 "VW": widest,
-                "MR": widest * vectors,
-                "NR": columns,
+                "MR": widest * vectors // parts,
+                "NR": columns // parts,
                 "KC": 384,
                 "BLOCK_KB": 256,
                 "TURNS": 1,
@@ -157,17 +155,18 @@ class CpuPacked(KernelFamily):
         self, traits: DeviceTraits, precision: Precision, config: Config
     ) -> Iterator[str]:
         """Yield what keeps a configuration from being fast or legal."""
-        vw, mr, nr = config["VW"], config["MR"], config["NR"]
-        if vw not in {2, 4, 8, 16} or (precision.is_complex and vw < 2):
+        vw, parts = config["VW"], _parts(precision)
+        rows, columns = config["MR"] * parts, config["NR"] * parts
+        if vw not in {2, 4, 8, 16}:
             yield "VW is a vector width of OpenCL"
             return
-        vectors = mr // vw * (2 if precision.is_complex else 1)
+        vectors = rows // vw
         registers = VECTORS if traits.simd_bytes >= WIDE_BYTES else VECTORS // 2
-        if mr % vw:
-            yield "MR is a multiple of VW"
-        if vectors * nr + vectors + 1 > registers:
+        if rows % vw:
+            yield "the rows of MR are whole vectors"
+        if vectors * columns + vectors + 1 > registers:
             yield "the micro-tile, a column of A and one element of B fit the registers"
-        if vectors * nr * 2 < registers:
+        if vectors * columns * 2 < registers:
             yield "the micro-tile uses at least half of the registers"
 
     def tiles(self, traits: DeviceTraits, g: Gemm, config: Config) -> Tiles:
@@ -223,33 +222,38 @@ class CpuPacked(KernelFamily):
             yield _Cut(cut_m, cut_n, cut_k)
 
     @staticmethod
-    def packs_a(g: Gemm) -> bool:
+    def packs_a(g: Gemm, config: Config) -> bool:
         """Tell whether A is packed: not if its columns lie in one piece each and B has few.
 
-        It is read from start to end for each panel of B.
+        It is read from start to end for each panel of B.  Columns that fall on the same sets of the
+        first-level cache are read from the next one, and those that fall on the same sets of that
+        one are packed in any case (z 4 x 4096 x 512: 1.2 ms instead of 1.5).
         """
-        few = FEW_COLUMNS.get(precision_of(g).real_bytes, 0)
-        return precision_of(g).is_complex or bool(g.trans_a) or g.n > few
+        step = g.lda * precision_of(g).itemsize
+        if g.trans_a or step % SECOND_WAY_BYTES == 0:
+            return True
+        alike = step % CACHE_WAY_BYTES == 0
+        return bool(g.n > (FEW_PANELS * config["NR"] if alike else FEW_COLUMNS[g.precision]))
 
     @staticmethod
     def packs_b(g: Gemm, config: Config) -> bool:
         """Tell whether B is packed.
 
-        It is if it is complex, and where its rows are streams of their own and many rows of A meet
-        them.  So is a B whose columns fall on the same few cache sets, if there are more of them
-        than an 8-way cache has room for (12 of them at n = 512: 16 % slower), or if there are
-        enough rows to pay for it.
+        It is where its rows are streams of their own and many rows of A meet them.  So is a B whose
+        columns fall on the same few cache sets, if there are more of them than an 8-way cache has
+        room for (12 of them at n = 512: 16 % slower), or if there are enough rows to pay for it.
         """
         alike = g.ldb * precision_of(g).itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         again = g.trans_b and g.m > FEW_PANELS * config["MR"]
-        return precision_of(g).is_complex or again or (alike and (crowded or g.trans_b))
+        return bool(again or (alike and (crowded or g.trans_b)))
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
         g, units = problem, traits.compute_units
         p = dict(config.params)
-        rows, half = round_up(g.m, p["VW"]), max(1, p["NR"] // 2)
+        rows = round_up(g.m, p["VW"] // _parts(precision_of(g)))
+        half = max(1, p["NR"] // 2)
         columns = round_up(g.n, half)
         panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
         packed = g.m + (g.n if self.packs_b(g, config) else 0)
@@ -275,7 +279,7 @@ class CpuPacked(KernelFamily):
         # The odd cache lines keep the workers' scratch off the same cache sets.
         stride = round_up(reals, SCRATCH_ALIGN) + 64
         defines = {k: v for k, v in config.params if k not in PLANNED}
-        defines["PACK_A"], defines["PACK_B"] = int(self.packs_a(problem)), int(packs_b)
+        defines["PACK_A"], defines["PACK_B"] = int(self.packs_a(problem, config)), int(packs_b)
         defines["CLANG_BUILTINS"] = int(traits.clang_builtins)
         spec = self.spec(
             "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiiii"
@@ -288,6 +292,11 @@ class CpuPacked(KernelFamily):
         partials = tiles.tiles * tiles.parts * tiles.mt * tiles.nt if tiles.parts > 1 else 0
         scratch_bytes = stride * workers * precision.real_bytes + partials * precision.itemsize
         return Plan((step,), scratch_bytes, counts=True)
+
+
+def _parts(precision: Precision) -> int:
+    """Return the reals of an element: so many rows, or columns, the micro-kernel sees in it."""
+    return 2 if precision.is_complex else 1
 
 
 def _block_of_turns(traits: DeviceTraits, g: Gemm, mr: int, mc: int) -> int:
@@ -311,11 +320,12 @@ def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:
 
     Tiles of a triangle are square.
     """
+    vector = config["VW"] // _parts(precision_of(g))
     if g.triangle:
-        side = round_up(-(-g.m // cut_m), config["VW"])
+        side = round_up(-(-g.m // cut_m), vector)
         return side, side
     return (
-        round_up(-(-g.m // cut_m), config["VW"]),
+        round_up(-(-g.m // cut_m), vector),
         round_up(-(-g.n // cut_n), max(1, config["NR"] // 2)),
     )
 

@@ -21,7 +21,7 @@
 //
 // Elements of B are broadcast one by one, so B may also be read where it lies (PACK_B 0): each column
 // of the micro-tile is a stream of its own.  That saves the packing, which small products never earn
-// back and large ones do not need.  Complex B is packed: its parts would be strided streams.
+// back and large ones do not need.
 //
 // Where B has few columns, whole panels of A are read where they lie, too (PACK_A 0): a column at a
 // time, which has to be contiguous.
@@ -88,7 +88,7 @@ INLINE void mirror(int triangle, int rows, int columns, int below, __global ELEM
 //   cancelled  not 0 once nobody wants the result any more
 INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                         __global const ELEM *a, __global const ELEM *b, ELEM beta,
-                        __global ELEM *c, long ldc, __global REAL *ap, __global REAL *bp, int mc,
+                        __global ELEM *c, long ldc, __global ELEM *ap, __global ELEM *bp, int mc,
                         int kc_max, int place, __global ELEM *mirrored,
                         volatile __global uint *cancelled)
 {
@@ -103,32 +103,33 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
             __global const ELEM *block = a + (g.trans_a ? pc + ic * lda : ic + pc * lda);
             const int lies = PACK_A ? 0 : mb / MR * MR;  // rows that are read where they lie
             if (lies < mb)
-                pack_block(MR, PLANAR, mb - lies, kc, block + lies, lda, g.trans_a, g.conj_a,
-                           ap + (long)lies * kc * CE);
+                pack_block(MR, mb - lies, kc, block + lies, lda, g.trans_a, ap + (long)lies * kc);
             for (int j = 0; j < columns; j += NR) {
                 const int nr = min(NR, columns - j);
 #if PACK_B
-                __global REAL *bj = bp + (long)j * kc * CE;
+                __global ELEM *bj = bp + (long)j * kc;
                 if (ic == 0 && j % TOGETHER == 0)
-                    pack_block(NR, PAIRS, min(TOGETHER, columns - j), kc,
+                    pack_block(NR, min(TOGETHER, columns - j), kc,
                                b + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
-                               g.conj_b, bj);
-                const long step_b = NR * CE, column_b = CE;
+                               bj);
+                const long step_b = NR, column_b = 1;
 #else
-                __global const REAL *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);
+                __global const ELEM *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);
                 const long step_b = g.trans_b ? ldb : 1, column_b = g.trans_b ? 1 : ldb;
 #endif
                 const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
                 for (int i = above; i < mb; i += MR) {
 #if PACK_A
-                    __global const REAL *ai = ap + (long)i * kc * CE;
-                    const long step_a = MR * CE;
+                    __global const ELEM *ai = ap + (long)i * kc;
+                    const long step_a = MR;
 #else
-                    __global const REAL *ai = i < lies ? block + i : ap + (long)i * kc;
+                    __global const ELEM *ai = i < lies ? block + i : ap + (long)i * kc;
                     const long step_a = i < lies ? lda : MR;
 #endif
-                    micro_kernel(kc, ai, step_a, bj, step_b, column_b, c + ic + i + j * ldc, ldc,
-                                 min(MR, mb - i), nr, alpha, beta, beta_is);
+                    micro_kernel(kc, (__global const REAL *)ai, step_a * CE,
+                                 (__global const REAL *)bj, step_b * CE, column_b * CE,
+                                 c + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha, g.conj_a,
+                                 g.conj_b, beta, beta_is);
                 }
             }
             if (mirrored && pc + kc == k)  // while the block is in the cache
@@ -207,8 +208,8 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
     const long tiles = g.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
     const long parts = (g.k + kt - 1) / kt, count = tiles * parts * g.batch;
     const long size = (long)mt * nt;
-    __global REAL *ap = scratch + get_group_id(0) * scratch_stride;
-    __global REAL *bp = ap + (long)CE * (mc + MR) * kc_max;
+    __global ELEM *ap = (__global ELEM *)(scratch + get_group_id(0) * scratch_stride);
+    __global ELEM *bp = ap + (long)(mc + MR) * kc_max;
     __global ELEM *partials = (__global ELEM *)(scratch + get_num_groups(0) * scratch_stride);
 
     for (long t; (t = TAKE(counters + cell)) < count;) {
