@@ -25,7 +25,7 @@ from clgemm.api.array_operands import host_array, overlap, queue_of, require_arr
 from clgemm.dispatch import engines
 from clgemm.errors import DeviceError, GemmArgumentError
 from clgemm.problem import dtype_of_product
-from clgemm.runtime import forks, opencl, registry
+from clgemm.runtime import events, forks, opencl, registry
 from clgemm.runtime.opencl_errors import translated, translated_errors, translating
 from clgemm.runtime.reentry import entry
 
@@ -199,9 +199,8 @@ def _launch(
 ) -> None:  # fmt: skip
     """Enqueue the products of a call, behind what its operands wait for."""
     a, b, c = arrays
-    # What the queue runs in order needs no word about its last command.
-    known = state.last if state.in_order else None
-    waits = [event for event in (*a.events, *b.events, *c.events) if event is not known]
+    in_order = state.in_order and events.can_follow(c)
+    waits = events.to_wait_for(state, arrays)
     itemsize, (alpha, beta) = c.dtype.itemsize, factors
     x, y, z = a.offset // itemsize, b.offset // itemsize, c.offset // itemsize
     left, right, result = a.base_data, b.base_data, c.base_data
@@ -212,27 +211,32 @@ def _launch(
                 if transposed
                 else (alpha, beta, left, right, result, (x + p, y + q, z + r))
             )
-            event = runner.enqueue(values, state, waits)
+            event = runner.enqueue(values, state, waits, in_order=in_order)
             waits = []
     except engine.device.cl.Error as error:
         raise translated(error, f"a product of arrays on {engine}") from error
-    if state.in_order:
-        c.events[:] = (event,)  # which all that c waited for has ended before
+    # All that c waited for has ended before.
+    if in_order:
+        events.follow(c, state.queue)
+    elif state.in_order:
+        c.events[:] = (event,)
     else:
         c.add_event(event)
     if a.queue is not queue or b.queue is not queue:
-        _hold(event, queue, (a, b))
+        _hold(queue, (a, b))
 
 
-def _hold(event: cl.Event, queue: cl.CommandQueue, operands: tuple[Any, Any]) -> None:
+def _hold(queue: cl.CommandQueue, operands: tuple[Any, Any]) -> None:
     """Let the queues of operands wait until they have been read.
 
     Memory from a queue's pool is used again in the order of that queue.
     """
-    queue.flush()
-    for x in operands:
-        if x.queue is not None and x.queue != queue:
-            opencl.load().enqueue_barrier(x.queue, wait_for=[event])
+    others = [x.queue for x in operands if x.queue is not None and x.queue != queue]
+    if others:
+        marker = opencl.load().enqueue_marker(queue)
+        queue.flush()
+        for other in others:
+            opencl.load().enqueue_barrier(other, wait_for=[marker])
 
 
 def _result(

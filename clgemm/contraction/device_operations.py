@@ -20,7 +20,7 @@ from clgemm.api.array_operands import overlap, queue_of, require_arrays
 from clgemm.api.matmul import matmul
 from clgemm.contraction.pairs import pair
 from clgemm.problem import BY_DTYPE
-from clgemm.runtime import opencl, registry
+from clgemm.runtime import events, opencl, registry
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.opencl_errors import translating
 from clgemm.runtime.reentry import entry
@@ -211,7 +211,7 @@ def _launch(
     """
     c = target[0]
     queue = queue_of("a copy", c, *(x for x, _ in sources))
-    device, _ = registry.of_queue(queue)
+    device, state = registry.of_queue(queue)
     precision = BY_DTYPE[c.dtype]
     kernel, place = opencl.make_kernel(_program(device, precision), name), 0
     for x, strides in (target, *sources):
@@ -222,7 +222,7 @@ def _launch(
     for value in more:
         kernel.set_arg(place, value)
         place += 1
-    waits = [event for x, _ in (target, *sources) for event in x.events]
+    waits = events.to_wait_for(state, (x for x, _ in (target, *sources)))
     event = cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=waits)
     c.add_event(event)
     others = [x.queue for x, _ in (target, *sources) if x.queue not in {None, queue}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
 from functools import partial
@@ -47,6 +48,12 @@ class _Launch:
     def __init__(self, device: Device, step: Step, origin: tuple[int, ...]) -> None:
         self.kernel = device.programs.kernel(step.kernel)
         self.global_size, self.local_size = step.global_size, step.local_size
+        sizes = ctypes.c_size_t * len(step.global_size)
+        self.bare = (
+            self.kernel.handle.int_ptr, len(step.global_size), None, sizes(*step.global_size),
+            sizes(*step.local_size), 0, None, None,
+        )  # fmt: skip
+        """What a launch without an event takes after the queue."""
         constants: list[Any] = []
         places: dict[str, int] = {}
         for i, (arg, letter) in enumerate(zip(step.args, step.kernel.signature, strict=True)):
@@ -136,6 +143,7 @@ class KernelRunner:
         self._config = config
         self._long = long
         self._enqueue = opencl.load().enqueue_nd_range_kernel
+        self._bare = opencl.bare_launch()
         precision = ELEMENTS[problem.precision]
         self._is_complex = precision.is_complex
         self._pack = struct.Struct(precision.struct_format).pack
@@ -172,7 +180,10 @@ class KernelRunner:
         self._packed = alpha, beta, packed
         return packed
 
-    def enqueue(self, values: Values, state: LaunchState, wait_for: list[cl.Event]) -> cl.Event:
+    def enqueue(
+        self, values: Values, state: LaunchState, wait_for: list[cl.Event], *,
+        in_order: bool = False,
+    ) -> cl.Event | None:  # fmt: skip
         """Launch every step on a queue, and wait for none.
 
         Parameters
@@ -183,14 +194,19 @@ class KernelRunner:
             The queue, in the device's context, and what calls on it share.
         wait_for : list of cl.Event
             What must have ended before the first step.
+        in_order : bool
+            Whether the order of the queue is all that the caller needs.
 
         Returns
         -------
-        cl.Event
-            The last step's.
+        cl.Event or None
+            The last step's; not to be used if `in_order`, and the queue is.
         """
         alpha, beta = self._factors(values)
-        device, enqueue, queue = self._device, self._enqueue, state.queue
+        device = self._device
+        bare = self._bare if state.in_order else None
+        last = None if in_order else self._launches[-1]
+        event: cl.Event | None = None
         device.running.append(None)
         try:
             ending.leave()
@@ -202,11 +218,16 @@ class KernelRunner:
                     )  # fmt: skip
                     for launch in self._launches:
                         launch.bind(alpha, beta, values, more, 0)
-                        event: cl.Event = enqueue(
-                            queue, launch.kernel.handle, launch.global_size, launch.local_size,
-                            None, waits, False, False,
-                        )  # fmt: skip
-                        waits = None if state.in_order else [event]
+                        # What the driver refuses pyopencl tries again, or says what is wrong.
+                        if (
+                            bare is None or waits is not None or launch is last
+                            or bare(state.handle, *launch.bare)
+                        ):  # fmt: skip
+                            event = self._enqueue(
+                                state.queue, launch.kernel.handle, launch.global_size,
+                                launch.local_size, None, waits, False, False,
+                            )  # fmt: skip
+                            waits = None if state.in_order else [event]
                     state.last = event
                 except BaseException:
                     state.trim()  # what was launched may use its memory still

@@ -8,6 +8,7 @@ pyopencl first: programs are built without a cache, and arguments set without ge
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import os
@@ -19,6 +20,7 @@ from clgemm.lazy_imports import lazy_import
 __all__ = [
     "argument_setters",
     "arrays",
+    "bare_launch",
     "build",
     "cl",
     "error_name",
@@ -156,6 +158,25 @@ def argument_setters(kernel: Any) -> tuple[Callable[[Any], object], Callable[[An
             kernel.set_arg(place, value)
 
     return set_each, set_each
+
+
+@functools.cache
+def bare_launch() -> Callable[..., int] | None:
+    """Return clEnqueueNDRangeKernel itself, None where it cannot be found.
+
+    pyopencl's function makes an event of each launch, which takes two microseconds of an NVIDIA
+    device's time and one of the host's.  As there, the GIL is kept: a launch does not wait.  The
+    function is that of the very loader that pyopencl is linked with.
+    """
+    try:
+        launch = ctypes.PyDLL(load()._cl.__file__).clEnqueueNDRangeKernel  # noqa: SLF001 - the linked module
+    except (AttributeError, OSError):  # Windows finds no functions of what a library needs
+        return None
+    handle, uint = ctypes.c_void_p, ctypes.c_uint
+    sizes = ctypes.POINTER(ctypes.c_size_t)
+    launch.argtypes = handle, handle, uint, handle, sizes, sizes, uint, handle, handle
+    launch.restype = ctypes.c_int
+    return cast("Callable[..., int]", launch)
 
 
 def new_array(

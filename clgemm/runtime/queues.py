@@ -45,10 +45,11 @@ class LaunchState:
     ) -> None:  # fmt: skip
         self._context = context
         self.queue = queue
+        self.handle = queue.int_ptr
         self.used = True
         """Set by each call, cleared when the time since is counted."""
         self.last: cl.Event | None = None
-        """The last launch of the last call."""
+        """The last launch of the last call, if the queue does not run in order."""
         self._scratch = scratch
         self._counters: cl.Buffer | None = None
         self._tickets: cl.Buffer | None = None

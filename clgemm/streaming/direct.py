@@ -99,7 +99,7 @@ class DirectCall:
                 copy(queue, c, _dense(result), is_blocking=True)
             values = call.alpha, call.beta, a, b, c, NO_OFFSETS
             state = LaunchState(device.context, queue, *scratch, pool=device.scratch)
-            self._runner.enqueue(values, state, [])
+            self._runner.enqueue(values, state, [], in_order=True)
             dense = result if result.flags.c_contiguous else np.empty(result.shape, result.dtype)
             self._is_written = dense is result
             copy(queue, dense, c, is_blocking=True)

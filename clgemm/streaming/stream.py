@@ -182,7 +182,9 @@ class StreamedCall:
         beta = self._call.beta if schedule.products[number].is_first else 1.0
         values = (self._call.alpha, beta, a, b, c, NO_OFFSETS)
         runner = self._runners[schedule.gemms[number]]
-        self._launched.append(runner.enqueue(values, self._state, waits))
+        event = runner.enqueue(values, self._state, waits)
+        assert event is not None  # noqa: S101 - its end is asked for
+        self._launched.append(event)
 
     def _notice_ends(self) -> bool:
         """Fetch the blocks of C whose last products have ended."""

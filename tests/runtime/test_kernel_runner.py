@@ -82,6 +82,7 @@ def interrupt_after(product, launches):
         return event
 
     product.runner._enqueue = enqueue
+    product.runner._bare = None
 
 
 @pytest.mark.parametrize("launches", [1, 12])
