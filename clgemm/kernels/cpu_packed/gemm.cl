@@ -23,8 +23,8 @@
 // of the micro-tile is a stream of its own.  That saves the packing, which small products never earn
 // back and large ones do not need.
 //
-// Where B has few columns, whole panels of A are read where they lie, too (PACK_A 0): a column at a
-// time, which has to be contiguous.
+// Where B has few columns, panels of A are read where they lie, too (PACK_A 0): a column at a time, which
+// has to be contiguous, and in whole vectors.
 
 #if CLANG_BUILTINS
 // The same as atomic_inc, in one instruction: Intel's runtime takes seven times as long to compile a
@@ -101,7 +101,7 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                 return;
             const int mb = min(mc, rows - ic);
             __global const ELEM *block = a + (g.trans_a ? pc + ic * lda : ic + pc * lda);
-            const int lies = PACK_A ? 0 : mb / MR * MR;  // rows that are read where they lie
+            const int lies = PACK_A ? 0 : reads_exactly(mb % MR) ? mb : mb / MR * MR;
             if (lies < mb)
                 pack_block(MR, mb - lies, kc, block + lies, lda, g.trans_a, ap + (long)lies * kc);
             for (int j = 0; j < columns; j += NR) {

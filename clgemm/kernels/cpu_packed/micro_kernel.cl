@@ -165,6 +165,12 @@ INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int m
         }
 }
 
+// Whether the narrowest kernel that covers mr < MR rows reads no others.
+INLINE int reads_exactly(int mr)
+{
+    return mr * CE == VW * NARROW_M || mr * CE == VW;
+}
+
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C for a panel of A and columns of B that lie column_b
 // reals apart, with the narrowest kernel that covers it.
 INLINE void micro_kernel(int depth, __global const REAL *a, long step_a,

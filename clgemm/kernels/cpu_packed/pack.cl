@@ -7,15 +7,21 @@
 
 #define AHEAD 6  // columns of A between the one that is packed and the one that is fetched
 
-// Any block, w <= W columns of the panel filled; (i, p) of the source at i * si + p * sp.
-INLINE void pack_edge(int W, int w, int kc, __global const ELEM *x, long si, long sp,
+// A panel of which w < W columns are filled; see pack_block.
+INLINE void pack_edge(int W, int w, int kc, __global const ELEM *x, long ld, int along_k,
                       __global ELEM *panel)
 {
-    for (int p = 0; p < kc; p++) {
-        for (int i = 0; i < w; i++)
-            panel[(long)p * W + i] = x[i * si + p * sp];
+    for (int p = 0; p < kc; p++)
         for (int i = w; i < W; i++)
             panel[(long)p * W + i] = (ELEM)(0);
+    if (along_k) {
+        for (int i = 0; i < w; i++)
+            for (int p = 0; p < kc; p++)
+                panel[(long)p * W + i] = x[i * ld + p];
+    } else {
+        for (int p = 0; p < kc; p++)
+            for (int i = 0; i < w; i++)
+                panel[(long)p * W + i] = x[i + p * ld];
     }
 }
 
@@ -86,6 +92,6 @@ INLINE void pack_block(int W, int count, int kc, __global const ELEM *x, long ld
         }
     }
     if (full < count)
-        pack_edge(W, count - full, kc, x + (along_k ? full * ld : (long)full), along_k ? ld : 1,
-                  along_k ? 1 : ld, panels + (long)full * kc);
+        pack_edge(W, count - full, kc, x + (along_k ? full * ld : (long)full), ld, along_k,
+                  panels + (long)full * kc);
 }
