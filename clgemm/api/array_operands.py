@@ -43,9 +43,9 @@ def span(x: Any) -> tuple[int, int]:
 
 def overlap(x: Any, y: Any) -> bool:
     """Tell whether two Arrays may share memory."""
-    if not (x.size and y.size):  # nor is there a buffer, in some releases of pyopencl
-        return False
     if x.base_data is not y.base_data and x.base_data != y.base_data:
+        return False
+    if not (x.size and y.size):  # nor is there a buffer, in some releases of pyopencl
         return False
     (x0, x1), (y0, y1) = span(x), span(y)
     return x0 < y1 and y0 < x1

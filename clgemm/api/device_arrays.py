@@ -87,9 +87,15 @@ def to_device(x: Any) -> Any:
 
 
 @entry(nested_arrays.matmul)
-@translating("matmul of device arrays")
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays as `numpy.matmul` would, into `out` or a new C-ordered Array."""
+    try:
+        return _matmul(a, b, out)
+    except opencl.load().Error as error:
+        raise translated(error, "matmul of device arrays") from error
+
+
+def _matmul(a: Any, b: Any, out: Any) -> Any:
     if type(a) is not type(b) or not (out is None or type(out) is type(a)):
         require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
     queue = a.queue

@@ -30,6 +30,8 @@ Memory = tuple[Any, Any, Any]
 """Scratch memory, counters and tickets, None where a plan needs none."""
 
 
+NOTHING: Memory = (None, None, None)
+
 Values = tuple[complex, complex, Any, Any, Any, tuple[int, int, int]]
 """What one call brings: alpha, beta, the memory of a, b and c, elements before their first ones.
 
@@ -155,6 +157,8 @@ class KernelRunner:
         self.scratch_bytes = plan.scratch_bytes
         """Scratch memory that it needs."""
         self._counts, self._takes_tickets = plan.counts, plan.takes_tickets
+        self._is_alone = not (plan.scratch_bytes or plan.counts or plan.takes_tickets)
+        """Whether its launches use nothing but the operands."""
         origin = problem.offset_a, problem.offset_b, problem.offset_c
         self._launches = [_Launch(device, step, origin) for step in plan.steps]
 
@@ -212,10 +216,13 @@ class KernelRunner:
             ending.leave()
             with device.lock:
                 try:
-                    waits, more = state.begin(
-                        wait_for, self.scratch_bytes, counts=self._counts,
-                        takes_tickets=self._takes_tickets,
-                    )  # fmt: skip
+                    if self._is_alone and state.in_order:
+                        state.used, waits, more = True, wait_for or None, NOTHING
+                    else:
+                        waits, more = state.begin(
+                            wait_for, self.scratch_bytes, counts=self._counts,
+                            takes_tickets=self._takes_tickets,
+                        )  # fmt: skip
                     for launch in self._launches:
                         launch.bind(alpha, beta, values, more, 0)
                         # What the driver refuses pyopencl tries again, or says what is wrong.
@@ -228,7 +235,8 @@ class KernelRunner:
                                 launch.local_size, None, waits, False, False,
                             )  # fmt: skip
                             waits = None if state.in_order else [event]
-                    state.last = event
+                    if not state.in_order:
+                        state.last = event
                 except BaseException:
                     state.trim()  # what was launched may use its memory still
                     raise
