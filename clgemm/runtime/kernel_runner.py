@@ -28,10 +28,7 @@ NO_OFFSETS = (0, 0, 0)
 UNBOUND = (b"", b"", b"")
 Memory = tuple[Any, Any, Any]
 """Scratch memory, counters and tickets, None where a plan needs none."""
-
-
 NOTHING: Memory = (None, None, None)
-
 Values = tuple[complex, complex, Any, Any, Any, tuple[int, int, int]]
 """What one call brings: alpha, beta, the memory of a, b and c, elements before their first ones.
 
@@ -52,8 +49,8 @@ class _Launch:
         self.global_size, self.local_size = step.global_size, step.local_size
         sizes = ctypes.c_size_t * len(step.global_size)
         self.bare = (
-            self.kernel.handle.int_ptr, len(step.global_size), None, sizes(*step.global_size),
-            sizes(*step.local_size), 0, None, None,
+            ctypes.c_void_p(self.kernel.handle.int_ptr), len(step.global_size), None,
+            sizes(*step.global_size), sizes(*step.local_size), 0, None, None,
         )  # fmt: skip
         """What a launch without an event takes after the queue."""
         constants: list[Any] = []

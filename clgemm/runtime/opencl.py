@@ -166,16 +166,13 @@ def bare_launch() -> Callable[..., int] | None:
 
     pyopencl's function makes an event of each launch, which takes two microseconds of an NVIDIA
     device's time and one of the host's.  As there, the GIL is kept: a launch does not wait.  The
-    function is that of the very loader that pyopencl is linked with.
+    function is that of the very loader that pyopencl is linked with.  Pass handles as
+    `ctypes.c_void_p`: it has no `argtypes`, since to convert nine arguments takes .4 us.
     """
     try:
         launch = ctypes.PyDLL(load()._cl.__file__).clEnqueueNDRangeKernel  # noqa: SLF001 - the linked module
     except (AttributeError, OSError):  # Windows finds no functions of what a library needs
         return None
-    handle, uint = ctypes.c_void_p, ctypes.c_uint
-    sizes = ctypes.POINTER(ctypes.c_size_t)
-    launch.argtypes = handle, handle, uint, handle, sizes, sizes, uint, handle, handle
-    launch.restype = ctypes.c_int
     return cast("Callable[..., int]", launch)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import cached_property
 from typing import Any
 
@@ -45,7 +46,7 @@ class LaunchState:
     ) -> None:  # fmt: skip
         self._context = context
         self.queue = queue
-        self.handle = queue.int_ptr
+        self.handle = ctypes.c_void_p(queue.int_ptr)
         self.used = True
         """Set by each call, cleared when the time since is counted."""
         self.last: cl.Event | None = None
