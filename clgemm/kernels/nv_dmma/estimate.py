@@ -19,7 +19,6 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
-MOST_ALONG = 32 * 16  # of a warp's tile whose A is copied by pairs along its depth
 MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
 LAUNCH = 6000  # of the launch, until its first slices are on their way
 WAVE = 500  # of macro-tiles that begin together, until their products do, and ...
@@ -48,7 +47,6 @@ LINES = {32: 3.05, 16: 5.1, 8: 5.1}
 
 From 16 on copies are of 16 bytes, and each eight of them ask for one or two lines of the cache; the
 others are of 8 bytes."""
-TURNED = 6.8  # the same of a real A that is turned as it is copied
 OVERLAP = 5  # the norm that combines products and copies: nearly the longer of both
 MEMORY = 1790  # bytes a clock of the whole device, from and to memory, and ...
 MEMORY_OVERLAP = 2.7  # ... the norm that combines them with all else
@@ -121,19 +119,6 @@ def wide(g: Gemm) -> tuple[bool, bool]:
     )
 
 
-def reads_along(g: Gemm, tile: Tile) -> bool:
-    """Tell whether a real A is copied by pairs along its depth, as it lies in memory.
-
-    Fragments take twice as many registers then, of which the largest tiles of a warp have none.
-    """
-    return real_parts(g) == 1 and g.trans_a and tile.wm * tile.wn <= MOST_ALONG
-
-
-def _turns(g: Gemm, tile: Tile) -> bool:
-    """Tell whether a real A is copied number by number."""
-    return real_parts(g) == 1 and g.trans_a and not reads_along(g, tile)
-
-
 def _copy_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a compute unit's cache gives it a slice."""
     each = precision_of(g).itemsize
@@ -145,16 +130,13 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
             (g.ldb, g.stride_b, g.offset_b),
         )
     )
-    if _turns(g, tile):
-        line_a = TURNED
     return tile.kc * 8 / 128 * (tile.mc / real_parts(g) * line_a + tile.nc * line_b)
 
 
 def _change_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a warp starts a slice's copies and changes over to the next."""
     wide_a, wide_b = wide(g)
-    single_a = _turns(g, tile) or not wide_a
-    copies = tile.mc * (1 + single_a) + tile.nc * (1 + (not wide_b))
+    copies = tile.mc * (1 + (not wide_a)) + tile.nc * (1 + (not wide_b))
     return SLICE + ISSUE * copies * tile.kc / 2 / tile.items
 
 

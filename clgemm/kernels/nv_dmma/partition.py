@@ -52,7 +52,7 @@ TALL = 64  # macro-tiles in a band of the raster below that depth: columns of C 
 LEAST_AREA = 128 * 64  # of a macro-tile: panels of smaller ones would be read too often
 LEAST_PACKED = 1024  # rows and columns of a problem whose packing is worth a launch
 UNALIGNED = 2  # copies of 8 bytes are slower: packed from one half of the size on
-TURNED = 2  # so is a real A that is turned as it is copied
+FAR = 2  # a real A of which copies are slower
 
 
 class Cut(NamedTuple):
@@ -174,8 +174,8 @@ def packed(g: Gemm, config: Config) -> tuple[bool, bool]:
     if config["FIT"] and config["MC"] * real_parts(g) * config["NC"] < LEAST_AREA:
         return False, False
     slow_a, slow_b = (1 if is_wide else UNALIGNED for is_wide in wide(g))
-    if real_parts(g) == 1 and (g.trans_a or slow_a > 1):
-        slow_a *= TURNED
+    if real_parts(g) == 1 and slow_a > 1:
+        slow_a *= FAR
     return 0 < config["PACK_A"] <= g.n * slow_a, 0 < config["PACK_B"] <= g.m * slow_b
 
 
