@@ -353,6 +353,23 @@ def test_the_estimate_knows_how_rows_lie_in_the_cache():
     assert clocks("d", 8, small) == clocks("d", 0, small)
 
 
+def test_the_estimate_knows_what_the_cache_holds():
+    """Pieces of shared macro-tiles are not in step: large operands are read again for each."""
+    few = estimate._Reads(10**7, 10**7, 20.0, 20.0).transferred()
+    assert few == 2 * 10**7, "both stay in the cache"
+    once = estimate._Reads(10**9, 10**9, 1.0, 1.0).transferred()
+    assert once == pytest.approx(2 * 10**9)
+    often = estimate._Reads(10**9, 10**9, 20.0, 20.0).transferred()
+    assert 0.9 * 40 * 10**9 < often < 40 * 10**9
+    mixed = estimate._Reads(7 * 10**7, 3 * 10**7, 4.0, 30.0).transferred()
+    even = estimate._Reads(7 * 10**7, 3 * 10**7, 12.0, 12.0).transferred()
+    assert mixed < even, "what is read more often stays"
+    tile = estimate.tile_of(64, 128, 32, 32, 32, 3)
+    deep = gemm("d", 316, 4258, 10302)
+    in_step, apart = (estimate._beside_memory(deep, tile, 1e6, 132, x) for x in (0, 1))
+    assert apart > 1.2 * in_step
+
+
 EDGES = """
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void edges(GEMM_ARGS, const int main_m, const int main_n)
