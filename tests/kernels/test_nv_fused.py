@@ -305,7 +305,7 @@ def test_slots_fit_the_local_memory(tile):
     assert stages * rows * 192 + rows * 32 < LOCAL_BYTES - 512
 
 
-def test_claims_what_it_computes_sooner_than_nv_split():
+def test_claims_what_it_computes_sooner_than_other_families():
     assert FAMILY.claims(HOPPER, of_size(2000, 380, 480))
     assert FAMILY.claims(HOPPER, of_size(4000, 4000, 60))  # too little depth for nv_split
     assert FAMILY.claims(HOPPER, of_size(2000, 2000, 24, "c"))
@@ -314,6 +314,8 @@ def test_claims_what_it_computes_sooner_than_nv_split():
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
     assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
     assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth
+    assert not FAMILY.claims(HOPPER, of_size(2119, 432, 71, "c"))  # gpu_tiled does it sooner
+    assert FAMILY.claims(HOPPER, of_size(4705, 463, 69, "c"))
     gram = of_size(1000, 1000, 500, triangle=SYMMETRIC)
     assert not FAMILY.claims(HOPPER, gram)
     assert not FAMILY.accepts(of_size(2**30, 2**30, 64))
@@ -344,4 +346,4 @@ def test_a_unit_has_one_work_group():
 
 def test_smaller_tiles_are_for_smaller_products():
     assert estimate.best_way(of_size(4096, 4096, 512), 128, 132).tile == Tile(1, 128)
-    assert estimate.best_way(of_size(1024, 1024, 512), 128, 132).tile == Tile(1, 64)
+    assert estimate.best_way(of_size(700, 700, 512), 128, 132).tile == Tile(1, 64)

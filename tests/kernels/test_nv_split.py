@@ -436,6 +436,7 @@ def test_accepts_what_pays():
     assert FAMILY.accepts(square(512, "c"))
     assert not FAMILY.accepts(square(320, "c"))
     assert FAMILY.accepts(square(512, batch=4, stride_a=2**18, stride_c=2**18))
+    assert not FAMILY.accepts(square(1150, k=190))  # with little depth it saves less
     assert not FAMILY.accepts(square(4096, k=63))  # the bound needs depth
     assert not FAMILY.accepts(square(4096, m=64))  # packing would cost more than it saves
     assert not FAMILY.accepts(square(2**30))

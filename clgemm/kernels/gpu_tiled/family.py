@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.family import INT32_MAX, Config, KernelFamily, Plan
 from clgemm.kernels.gpu_tiled.plan import Cut
-from clgemm.kernels.gpu_tiled.tiling import fitted, items, local_elements
+from clgemm.kernels.gpu_tiled.tiling import USUAL, fitted, items, local_elements
 from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -49,12 +49,7 @@ BEST: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
     "c": ((64, 64, 16, 4, 4, 8), {"AUTO": 1}),
     "z": ((64, 64, 8, 4, 4, 8), {}),
 }
-# The usual design, then what its variants change and why they may win.
-USUAL = {
-    "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
-    "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
-    "SLICED_K": 1, "AUTO": 0,
-}  # fmt: skip
+# What variants change of the usual design, and why they may win.
 VARIANTS: tuple[dict[str, int], ...] = (
     {},
     {"PACK": 2},  # packing is not free

@@ -106,6 +106,12 @@ KNOWN: dict[str, tuple[Known, ...]] = {
     ),
 }
 """For operands whose rows start anywhere, where C is small or thin, or k short."""
+USUAL = {
+    "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
+    "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
+    "SLICED_K": 1, "AUTO": 0,
+}  # fmt: skip
+"""The usual design, but for its tile."""
 
 
 def divides(width: int, itemsize: int, traits: DeviceTraits, *numbers: int) -> bool:
@@ -134,15 +140,25 @@ def local_elements(p: Mapping[str, int]) -> int:
 
 def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
     """Give the parameters that a problem runs with: of a tile that suits its size."""
-    if config["AUTO"] and g.precision in KNOWN and _is_small(g):
-        width = vector_width(traits, g, config["VG"])
-        if width == 1 or precision_of(g).is_complex:
-            known = _best_known(traits, g, dict(config.params))
-            if known is not None:
-                return known
+    if config["AUTO"] and _is_known(traits, g, config["VG"]):
+        known, _ = _best_known(traits, g, dict(config.params))
+        if known is not None:
+            return known
     p = _cut(traits, g, config)
     spread = most_parts(traits, g, p) == 1 and min(g.m, g.n, g.k) >= LEAST_RATED
     return _best_rated(traits, g, p) if config["AUTO"] and spread else p
+
+
+def known_seconds(traits: DeviceTraits, g: Gemm) -> float:
+    """Estimate what a problem takes with a tile of `KNOWN`; infinite if it gets another one."""
+    return _best_known(traits, g, USUAL)[1] if _is_known(traits, g, USUAL["VG"]) else math.inf
+
+
+def _is_known(traits: DeviceTraits, g: Gemm, widest: int) -> bool:
+    """Tell whether a problem gets a tile of `KNOWN`."""
+    if g.precision not in KNOWN or not _is_small(g):
+        return False
+    return precision_of(g).is_complex or vector_width(traits, g, widest) == 1
 
 
 def _is_small(g: Gemm) -> bool:
@@ -150,13 +166,16 @@ def _is_small(g: Gemm) -> bool:
     return g.k < LEAST_RATED or g.m * g.n < LEAST_RATED * (g.m + g.n)
 
 
-def _best_known(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, int] | None:
-    """Take the tile of `KNOWN`, and the parts of k, with which a problem is done first.
+def _best_known(
+    traits: DeviceTraits, g: Gemm, p: dict[str, int]
+) -> tuple[dict[str, int] | None, float]:
+    """Take the tile of `KNOWN`, and the parts of k, with which a problem is done first, and when.
 
     Such products are not packed: too few macro-tiles would read a panel.
     """
     itemsize, multiplications = precision_of(g).itemsize, precision_of(g).multiplications
-    best, least = None, math.inf
+    best: dict[str, int] | None = None
+    least = math.inf
     for tile in KNOWN[g.precision]:
         q = p | tile.params
         if (
@@ -176,7 +195,7 @@ def _best_known(traits: DeviceTraits, g: Gemm, p: dict[str, int]) -> dict[str, i
                 seconds += _join_seconds(traits, g, q, parts)[1]
             if seconds < least:
                 best, least = q | {"PARTS": parts, "PACK": 0}, seconds
-    return best
+    return best, least
 
 
 def _join_seconds(

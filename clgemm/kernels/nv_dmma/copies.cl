@@ -1,28 +1,22 @@
 // nv_dmma: what each copy of a slice moves, without packing.  Plain OpenCL C.
 
-// A work-item starts each ITEMS-th copy of a slice, of 16 bytes where a chunk lies so in memory and
-// is aligned (`wide`), else of 8.  Copy number n moves this chunk, or this `half_of` one: where
-// memory runs along the depth the second four of eight lanes go to the next unit along the depth,
-// so that together they read 128 bytes in a row; eight lanes that turn what they copy read 64.
-#define TURNS(kind, turned) ((turned) && (kind) == ALONG_W)
-#define WHOLE_CHUNKS(kind, turned, wide) ((wide) && !TURNS(kind, turned))
-#define COPIES_OF_CHUNK(kind, turned, wide) (WHOLE_CHUNKS(kind, turned, wide) ? 1 : 2)
-#define COPIES(width, kind, turned, wide)  /* of a work-item */                                    \
-    (CHUNKS(width) * COPIES_OF_CHUNK(kind, turned, wide) / ITEMS)
+// A work-item starts each ITEMS-th copy of a slice, of 16 bytes where a chunk is aligned (`wide`),
+// else of 8.  Copy number n moves this chunk, or this `half_of` one: where memory runs along the
+// depth the second four of eight lanes go to the next unit along the depth, so that together they
+// read 128 bytes in a row.
+#define COPIES_OF_CHUNK(wide) ((wide) ? 1 : 2)
+#define COPIES(width, wide) (CHUNKS(width) * COPIES_OF_CHUNK(wide) / ITEMS)  // of a work-item
 
 INLINE int chunk_of(uint n, int width, int kind, int turned, int wide)
 {
     const int row = width / UNIT_WIDTH(kind) * UNIT_CHUNKS(kind);  // chunks of 8 of the depth
-    if (TURNS(kind, turned))
-        return n / 2 % 4 + n / 16 % 2 * 4 + n / 64 % 4 * 8 + n % 2 * 32 + n / 32 % 2 * row +
-               n / 256 % (row / 64) * 64 + n / (4 * row) * (2 * row);
-    const uint c = n / COPIES_OF_CHUNK(kind, turned, wide);
+    const uint c = n / COPIES_OF_CHUNK(wide);
     return turned ? c % 4 + c / 4 % 2 * row + c / 8 % (row / 4) * 4 + c / (2 * row) * (2 * row) : c;
 }
 
-INLINE int half_of(uint n, int kind, int turned, int wide)
+INLINE int half_of(uint n, int wide)
 {
-    return TURNS(kind, turned) ? n / 8 % 2 : n % COPIES_OF_CHUNK(kind, turned, wide);
+    return n % COPIES_OF_CHUNK(wide);
 }
 
 // Where copy n begins: elements along the width and the depth, bytes in the slice.  Since all sizes
@@ -31,16 +25,16 @@ INLINE int half_of(uint n, int kind, int turned, int wide)
 INLINE int copy_w(uint n, int width, int kind, int turned, int wide)
 {
     return chunk_w(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
-           (kind == ALONG_W ? half_of(n, kind, turned, wide) : 0);
+           (kind == ALONG_W ? half_of(n, wide) : 0);
 }
 
 INLINE int copy_p(uint n, int width, int kind, int turned, int wide)
 {
     return chunk_p(chunk_of(n, width, kind, turned, wide), width, kind, turned) +
-           (kind == ALONG_P ? half_of(n, kind, turned, wide) : 0);
+           (kind == ALONG_P ? half_of(n, wide) : 0);
 }
 
 INLINE int copy_at(uint n, int width, int kind, int turned, int wide)
 {
-    return chunk_of(n, width, kind, turned, wide) * 16 + half_of(n, kind, turned, wide) * 8;
+    return chunk_of(n, width, kind, turned, wide) * 16 + half_of(n, wide) * 8;
 }

@@ -1,7 +1,7 @@
 """How long `nv_dmma` takes for a problem: an estimate in clocks, from which its plans are chosen.
 
 A slice's products and the copies that bring it run at the same time, so the longer of both decides.
-Constants were measured on an H200, in clocks of 1980 MHz.
+Constants were fitted to drawn products on an H100, in clocks of 1980 MHz.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
-MOST_ALONG = 32 * 16  # of a warp's tile whose A is copied by pairs along its depth
 MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
-LAUNCH = 6000  # of the launch, until its first slices are on their way
-WAVE = 500  # of macro-tiles that begin together, until their products do, and ...
-ENDS = 0.74  # ... for each element of one, for its store, beside the wait for its first slice ...
-HIDDEN = 0.58  # of both, if another macro-tile's products run meanwhile
-SEGMENTS = 12000  # for pieces that begin and end within macro-tiles, and ...
-SEGMENT_ENDS = 1.6  # ... of the ends of a macro-tile, for those of a piece
-FAR_APART = 1.06  # time of slices from memory that neighbours do not fetch at the same time
-CACHE = 40e6  # bytes of operands that stay in the cache
-EXCHANGED = 11.4  # elements a clock, of what another work-group computed of a macro-tile
-JOIN = 11000  # of the launch that adds up parts of K, and ...
-JOINED = 31  # ... bytes a clock, of a compute unit, that pass through scratch
-TICKET = 4300  # until who adds up parts of K without a launch knows that, and ...
-GATHERED = 50  # ... bytes a clock that it reads
+LAUNCH = 3300  # of the launch, until its first slices are on their way
+WAVE = 360  # of macro-tiles that begin together, until their products do, and ...
+ENDS = 0.60  # ... for each element of one, for its store, beside the wait for its first slice ...
+ODD_ENDS = 0.86  # ... where columns of a real C start anywhere ...
+HIDDEN = 0.74  # of both, if another macro-tile's products run meanwhile
+SEGMENTS = 8400  # for pieces that begin and end within macro-tiles, and ...
+SEGMENT_ENDS = 1.9  # ... of the ends of a macro-tile, for those of a piece
+EXCHANGED = 12.6  # elements a clock, of what another work-group computed of a macro-tile
+JOIN = 12000  # of the launch that adds up parts of K, and ...
+JOINED = 40  # ... bytes a clock, of a compute unit, that pass through scratch
+TICKET = 4500  # until who adds up parts of K without a launch knows that, and ...
+GATHERED = 46  # ... bytes a clock that it reads
 LEAST_DEPTH = 256  # of a part of K
 
 PRODUCTS = 128  # a clock
-FRAGMENTS = {64 * 32: 1.17, 32 * 32: 1.17}
+FRAGMENTS = {64 * 32: 1.13, 32 * 32: 1.12, 32 * 16: 1.19}
 """What products take longer for loading fragments, by the area of a warp's tile, ..."""
-SMALL_FRAGMENTS = 1.25  # ... and of smaller ones
-SLICE = 115  # clocks in which a warp changes over to the next slice, and ...
-ISSUE = 4.2  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
+SMALL_FRAGMENTS = 1.47  # ... and of smaller ones
+SLICE = 92  # clocks in which a warp changes over to the next slice, and ...
+ISSUE = 3.4  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
 QUARTER = 128  # work-items with which each quarter of a unit has one warp
-LINES = {32: 3.05, 16: 5.1, 8: 5.1}
+LINES = {32: 2.9, 16: 5.7, 8: 4.5}
 """Clocks of copying 128 bytes by where rows in memory start: at multiples of so many bytes.
 
 From 16 on copies are of 16 bytes, and each eight of them ask for one or two lines of the cache; the
 others are of 8 bytes."""
-TURNED = 6.8  # the same of a real A that is turned as it is copied
-OVERLAP = 5  # the norm that combines products and copies: nearly the longer of both
-MEMORY = 1790  # bytes a clock of the whole device, from and to memory, and ...
-MEMORY_OVERLAP = 2.7  # ... the norm that combines them with all else
+OVERLAP = 4.5  # the norm that combines products and copies: nearly the longer of both
+MEMORY = 1500  # bytes a clock of the whole device, from and to memory, and ...
+MEMORY_OVERLAP = 2.6  # ... the norm that combines them with all else
+CACHE = 40e6  # bytes of operands that stay in the cache
+HALVINGS = 16  # of the interval in which the time is sought for which they do
+BAND = 8  # macro-tiles in a band of the raster
+SHALLOW = 256  # least depth (in real numbers) at which reading A and B outweighs writing C
+TALL = 64  # macro-tiles in a band below that depth: columns of C written in a piece
 
 EDGE_WIDTH = 32  # of nv_dmma/edges.cl
 EDGE_CHUNK = 2000  # clocks of a strip for each chunk of the depth, and ...
@@ -121,19 +123,6 @@ def wide(g: Gemm) -> tuple[bool, bool]:
     )
 
 
-def reads_along(g: Gemm, tile: Tile) -> bool:
-    """Tell whether a real A is copied by pairs along its depth, as it lies in memory.
-
-    Fragments take twice as many registers then, of which the largest tiles of a warp have none.
-    """
-    return real_parts(g) == 1 and g.trans_a and tile.wm * tile.wn <= MOST_ALONG
-
-
-def _turns(g: Gemm, tile: Tile) -> bool:
-    """Tell whether a real A is copied number by number."""
-    return real_parts(g) == 1 and g.trans_a and not reads_along(g, tile)
-
-
 def _copy_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a compute unit's cache gives it a slice."""
     each = precision_of(g).itemsize
@@ -145,16 +134,13 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
             (g.ldb, g.stride_b, g.offset_b),
         )
     )
-    if _turns(g, tile):
-        line_a = TURNED
     return tile.kc * 8 / 128 * (tile.mc / real_parts(g) * line_a + tile.nc * line_b)
 
 
 def _change_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a warp starts a slice's copies and changes over to the next."""
     wide_a, wide_b = wide(g)
-    single_a = _turns(g, tile) or not wide_a
-    copies = tile.mc * (1 + single_a) + tile.nc * (1 + (not wide_b))
+    copies = tile.mc * (1 + (not wide_a)) + tile.nc * (1 + (not wide_b))
     return SLICE + ISSUE * copies * tile.kc / 2 / tile.items
 
 
@@ -188,12 +174,12 @@ class _Unit(NamedTuple):
     """Of a slice, like the next two."""
     change: float
     copies: float
-    transfers: float
-    """From and to the device's memory, of the whole problem."""
+    stored: float
+    """Clocks for the store of a macro-tile."""
 
     def ends(self, number: int) -> float:
         """Return the clocks in which so many macro-tiles that run together begin and end."""
-        end = ENDS * self.tile.area + self.copies
+        end = self.stored + self.copies
         return number * end * (HIDDEN if number > 1 else 1.0) + WAVE
 
     def slices(self, number: int) -> float:
@@ -208,10 +194,6 @@ class _Unit(NamedTuple):
         clocks = full * (count * self.slices(resident) + self.ends(resident))
         return clocks + (count * self.slices(rest) + self.ends(rest) if rest else 0.0)
 
-    def beside_memory(self, clocks: float) -> float:
-        """Return the clocks of what so many take, and of what memory transfers meanwhile."""
-        return _norm(clocks, self.transfers, MEMORY_OVERLAP)
-
 
 def _norm(x: float, y: float, power: float) -> float:
     norm: float = (x**power + y**power) ** (1 / power)
@@ -220,15 +202,69 @@ def _norm(x: float, y: float, power: float) -> float:
 
 def _unit(g: Gemm, tile: Tile) -> _Unit:
     products = tile.kc * tile.area / PRODUCTS * FRAGMENTS.get(tile.wm * tile.wn, SMALL_FRAGMENTS)
-    return _Unit(
-        tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), g.operand_bytes / MEMORY
-    )
+    stored = (ODD_ENDS if real_parts(g) == 1 and g.ldc % 2 else ENDS) * tile.area
+    return _Unit(tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), stored)
 
 
-def _alone(unit: _Unit, units: int, tiles: int, slices: int, strip: float, strips: int) -> Way:
+class _Reads(NamedTuple):
+    """How often memory would be asked for the operands, were there no cache."""
+
+    bytes_a: int
+    bytes_b: int
+    a: float
+    b: float
+
+    def transferred(self) -> float:
+        """Estimate the bytes that memory transfers: of later reads what is not in the cache.
+
+        It is taken to hold what was read in the last while, and reads to come at random (Che, Tung,
+        Wang: Hierarchical web caching systems, IEEE JSAC 2002).
+        """
+        once = self.bytes_a + self.bytes_b
+        if once <= CACHE:
+            return once
+        least, most = 0.0, 1.0  # of the time in which an operand is read once, for so long
+        for _ in range(HALVINGS):
+            middle = (least + most) / 2
+            kept = self.bytes_a * -math.expm1(-self.a * middle)
+            kept += self.bytes_b * -math.expm1(-self.b * middle)
+            least, most = (middle, most) if kept < CACHE else (least, middle)
+        again_a = (self.a - 1) * math.exp(-self.a * least)
+        again_b = (self.b - 1) * math.exp(-self.b * least)
+        return once + self.bytes_a * again_a + self.bytes_b * again_b
+
+
+def _reads(g: Gemm, tile: Tile, running: float) -> _Reads:
+    """Count the reads if so many macro-tiles run in step, whose neighbours share what they read."""
+    ce, size = real_parts(g), precision_of(g).itemsize
+    rows, columns = -(-g.m * ce // tile.mc), -(-g.n // tile.nc)
+    band = TALL if g.k * ce < SHALLOW else BAND
+    height = min(rows, band, max(1.0, running))
+    width = min(columns, max(1.0, running / height))
+    bytes_a = g.m * g.k * size * (g.batch if g.stride_a else 1)
+    bytes_b = g.k * g.n * size * (g.batch if g.stride_b else 1)
+    return _Reads(bytes_a, bytes_b, max(1.0, columns / width), max(1.0, rows / height))
+
+
+def _beside_memory(g: Gemm, tile: Tile, clocks: float, running: float, apart: float = 0.0) -> float:
+    """Return the clocks of what so many take, and of what memory transfers meanwhile.
+
+    So many macro-tiles run in step, but for a part of all in which no two are.
+    """
+    transfers = _reads(g, tile, running).transferred()
+    if apart:
+        transfers += apart * (_reads(g, tile, 1).transferred() - transfers)
+    transfers += g.m * g.n * g.batch * precision_of(g).itemsize
+    return _norm(clocks, transfers / MEMORY, MEMORY_OVERLAP)
+
+
+def _alone(
+    g: Gemm, unit: _Unit, units: int, tiles: int, slices: int, strip: float, strips: int
+) -> Way:
     """Give each macro-tile a work-group."""
     most = units * unit.tile.resident
-    clocks = LAUNCH + unit.beside_memory(unit.computed(-(-tiles // units), slices))
+    computed = unit.computed(-(-tiles // units), slices)
+    clocks = LAUNCH + _beside_memory(g, unit.tile, computed, most)
     if strips <= -tiles % most:  # they run beside the last macro-tiles
         clocks = max(clocks, clocks * (1 - 1 / -(-tiles // most)) + strip)
     else:
@@ -242,13 +278,13 @@ def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
     most = units * turns
     whole = max(0, tiles // most - 1) * most
     share = (tiles - whole) / most
-    near = (g.m + g.n) * g.k * real_parts(g) * 8 * g.batch < CACHE
     clocks = unit.computed(whole // units, slices)
-    clocks += math.ceil(share * slices) * unit.slices(turns) * (1.0 if near else FAR_APART)
+    clocks += math.ceil(share * slices) * unit.slices(turns)
     clocks += unit.ends(turns) * max(1.0, share) * SEGMENT_ENDS
     exchanged = turns * tile.area / EXCHANGED / min(1.0, share)
     clocks += exchanged * (HIDDEN if turns > 1 else 1.0)
-    return Way(whole, tiles - whole, most, 1, False, LAUNCH + SEGMENTS + unit.beside_memory(clocks))
+    clocks = _beside_memory(g, tile, clocks, most, 1 - whole / tiles)
+    return Way(whole, tiles - whole, most, 1, False, LAUNCH + SEGMENTS + clocks)
 
 
 def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = NO_STRIPS) -> Way:
@@ -272,7 +308,7 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     number = strips.number * g.batch
     strip = _strip_clocks(g, tile, strips.thick) * math.ceil(number / most)
     unit = _unit(g, tile)
-    ways = [_alone(unit, units, tiles, slices, strip, number)]
+    ways = [_alone(g, unit, units, tiles, slices, strip, number)]
     if shares and tiles % most and (tiles + most) * slices <= INT32_MAX and most <= TICKETS:
         way = _shared(g, unit, units, tiles, slices)
         ways.append(way._replace(clocks=way.clocks + strip))
@@ -280,6 +316,6 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     for parts in range(2, 0 if strips.number else last + 1):
         computed = unit.computed(-(-tiles * parts // units), -(-slices // parts))
         joins, adding = _adding(units, g, tile, parts)
-        clocks = LAUNCH + unit.beside_memory(computed) + adding
+        clocks = LAUNCH + _beside_memory(g, tile, computed, most / parts) + adding
         ways.append(Way(tiles, 0, 0, parts, joins, clocks))
     return min(ways, key=lambda way: way.clocks)

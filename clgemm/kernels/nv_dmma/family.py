@@ -63,6 +63,7 @@ GEMM_FILES = (
     "nv_dmma/edges.cl",
     "nv_ticket.cl",
     "nv_dmma/raster.cl",
+    "nv_dmma/store.cl",
     "nv_dmma/gemm.cl",
 )
 REDUCE_FILES = ("nv_dmma/reduce.cl",)
@@ -206,7 +207,6 @@ class NvDmma(KernelFamily):
         tile = partition.tile(config, estimate.real_parts(g))
         limit = _target(traits) if _is_limited(tile) else ""
         choices = (
-            ("ALONG_A", int(estimate.reads_along(g, tile) and not cut.pack_a)),
             ("CONJ_A", int(g.conj_a and not cut.pack_a)),
             ("CONJ_B", int(g.conj_b and not cut.pack_b)),
             ("EDGE_THICK", thick),

@@ -4,9 +4,8 @@
 // depth KC travel through STAGES buffers in local memory; a buffer has two barriers (nv_async.cl):
 //
 //      packed operand    one work-item starts one bulk copy of the whole slice
-//      other operand     every work-item starts a few copies of 16 bytes (8 where it is not aligned
-//                        or A has to be turned), which put each chunk in its place, and zeros
-//                        beyond the depth
+//      other operand     every work-item starts a few copies of 16 bytes, 8 where it is not aligned,
+//                        which put each chunk in its place, and zeros beyond the depth
 //
 //      slice t   | step 0 | step 1 | .. | step 2 | .. | fragments of slice t + 1 | step 3 |
 //
@@ -59,32 +58,33 @@
 #define TEXT(x) TEXT_(x)
 #define UNITS_A (MC * CE / 16)  // along the width of a slice
 #define UNITS_B (NC / 16)
-#define FRAGS_A (WM * CE / 16)  // of a warp
-#define FRAGS_B (WN / 16)
 #define STAGE_CHUNKS (CHUNKS(MC) + CHUNKS(NC))
-// Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
-#define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P)
 #define SUMS ((WK - 1) * MC * NC * CE / 2)  // local memory to add up accumulators, as chunks
 #define MOST(x, y) ((x) > (y) ? (x) : (y))
 #if EDGE_THICK
-#define TILES MOST(STAGES *STAGE_CHUNKS, MOST(SUMS, (EDGE_ROOM * CE + 1) / 2))
+#define TILES MOST(STAGES *STAGE_CHUNKS, MOST(STORE_ROOM, MOST(SUMS, (EDGE_ROOM * CE + 1) / 2)))
 #else
-#define TILES MOST(STAGES *STAGE_CHUNKS, SUMS)
+#define TILES MOST(STAGES *STAGE_CHUNKS, MOST(STORE_ROOM, SUMS))
 #endif
 #define GATHERS (!PACK_A || !PACK_B)
 // Whether a copy has two neighbours along the width, of which one may lie beyond the edge.
-#define SPLITS(pack, kind, turned, wide)                                                           \
-    (!EVEN && !(pack) && !IS_COMPLEX && (kind) == ALONG_W && WHOLE_CHUNKS(kind, turned, wide))
+#define SPLITS(pack, kind, wide)                                                                   \
+    (!EVEN && !(pack) && !IS_COMPLEX && (kind) == ALONG_W && (wide))
 #define BULKS (PACK_A || PACK_B)
 
-// Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.
+// Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.  Of
+// crossed operands lanes of odd q take the second of two neighbours along the depth first: `second`.
 #define SET(kind, s) ((s) / STEPS_OF(kind) % 2)
+#define FRAGMENT(chunk, s, kind, h)                                                                \
+    (!CROSSED ? (chunk)[((kind) == ALONG_W ? (s) % 2 : h) * 32]                                    \
+     : (kind) == ALONG_W ? (chunk)[second[(s) % 2] * 32]                                           \
+                         : two_of((__local const double *)(chunk) + second[(s) % 2]))
 #define LOAD_OPERAND(frags, slice, s, kind, count, units, turn)                                    \
     if ((s) % STEPS_OF(kind) == 0) {                                                               \
         UNROLL for (int u = 0; u < count; u++) UNROLL for (int h = 0; h < HALVES_OF(kind); h++)    \
-            frags[SET(kind, s)][u][h] =                                                            \
-                (slice)[((s) / 2 * (units) + u) * UNIT_CHUNKS(kind) +                              \
-                        ((kind) == ALONG_W ? (s) % 2 : h) * 32 + (s) / 2 % 2 * (turn)];            \
+            frags[SET(kind, s)][u][h] = FRAGMENT(                                                  \
+                (slice) + ((s) / 2 * (units) + u) * UNIT_CHUNKS(kind) + (s) / 2 % 2 * (turn), s,   \
+                kind, h);                                                                          \
     }
 #define LOAD(s, stage)                                                                             \
     LOAD_OPERAND(frag_a, mine_a + (stage) * STAGE_CHUNKS, s, KIND_A, FRAGS_A, UNITS_A, turn_a)     \
@@ -174,74 +174,6 @@
         warp_sync();                                                                               \
         if (lane == 0)                                                                             \
             mbarrier_arrive(emptied);                                                              \
-    }
-
-// Two neighbouring real numbers of a column of C, or one complex element, of which there are
-// `rows`.
-INLINE void store_two(__global ELEM *c, int rows, double2 ab, ELEM alpha, ELEM beta, int beta_is,
-                      int wide)
-{
-#if IS_COMPLEX
-    if (rows > 0)
-        elem_store(c, PARTS == 1 ? ab : elem_mul(alpha, ab), beta, beta_is);
-#else
-    if (PARTS != 1)
-        ab *= alpha;
-    if (wide && rows > 1) {
-        __global double2 *pair = (__global double2 *)c;
-        if (beta_is == BETA_ONE)
-            ab += *pair;
-        else if (beta_is == BETA_ANY)
-            ab += beta * *pair;
-        *pair = ab;
-    } else {
-        if (rows > 0)
-            elem_store(c, ab.x, beta, beta_is);
-        if (rows > 1)
-            elem_store(c + 1, ab.y, beta, beta_is);
-    }
-#endif
-}
-
-// Which of 16 columns the chunk of g has, or its second chunk or number; chunk_w says the same.
-INLINE int column_of(int g, int second)
-{
-    return KIND_B == ALONG_P && TRANS_B ? g + 8 * second : 2 * g + second;
-}
-
-// The same where C is not read and both numbers lie in it.
-INLINE void plain_store(__global ELEM *c, double2 ab, ELEM alpha, int wide)
-{
-#if IS_COMPLEX
-    *c = PARTS == 1 ? ab : elem_mul(alpha, ab);
-#else
-    if (PARTS != 1)
-        ab *= alpha;
-    if (wide) {
-        *(__global double2 *)c = ab;
-    } else {
-        c[0] = ab.x;
-        c[1] = ab.y;
-    }
-#endif
-}
-
-// Do something with every two numbers `ab` of this work-item, in row r and column s of the warp's
-// tile.  A lane has real rows 2g, 2g + 1 of four columns, or rows 4q to 4q + 3 of two.
-#define STORE(action)                                                                              \
-    UNROLL for (int j = 0; j < FRAGS_B; j++) UNROLL for (int e = 0; e < 4; e++)                    \
-    {                                                                                              \
-        const int pair = ROWS_A ? 2 * g4 : 4 * q4 + e % 2 * 2;                                     \
-        const long column = ROWS_A ? column_of(2 * q4 + e / 2, e % 2) : column_of(g4, e / 2);      \
-        const long s = j * 16 + column;                                                            \
-        UNROLL for (int i = 0; i < FRAGS_A; i++) if ((j * FRAGS_A + i) % WK == warp_k)             \
-        {                                                                                          \
-            const int r = (i * 16 + pair) / CE;                                                    \
-            const double2 ab =                                                                     \
-                ROWS_A ? (double2)(acc[j][i][e % 2][e / 2], acc[j][i][e % 2][2 + e / 2])           \
-                       : (double2)(acc[j][i][0][e], acc[j][i][1][e]);                              \
-            action;                                                                                \
-        }                                                                                          \
     }
 
 // Do something with fragment f and each number e of it that this work-item keeps at `at`.
@@ -358,18 +290,21 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int g4 = lane / 4, q4 = lane % 4, across = 8 * q4 + (g4 ^ 2 * q4);
     const int turn_a = TRANS_A ? (lane ^ 4) - lane : 0, turn_b = TRANS_B ? 0 : (lane ^ 4) - lane;
     const int unit_k = warp_k * (STEPS / 2);  // the first unit along the depth of this warp
+    const int along = CROSSED ? lane ^ lane / 8 % 2 : lane;
+    const int second[2] = {lane % 2, !(lane % 2)};
     __local const double2 *mine_a = tiles +
                                     (unit_k * UNITS_A + warp_m * FRAGS_A) * UNIT_CHUNKS(KIND_A) +
-                                    (TRANS_A ? lane : across) + unit_k % 2 * turn_a;
+                                    (TRANS_A ? along : across) + unit_k % 2 * turn_a;
     __local const double2 *mine_b = tiles + CHUNKS(MC) +
                                     (unit_k * UNITS_B + warp_n * FRAGS_B) * 64 +
-                                    (TRANS_B ? across : lane) + unit_k % 2 * turn_b;
+                                    (TRANS_B ? across : KIND_B == ALONG_P ? along : lane) +
+                                    unit_k % 2 * turn_b;
     double2 frag_a[2][FRAGS_A][HALVES_OF(KIND_A)], frag_b[2][FRAGS_B][HALVES_OF(KIND_B)];
     double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
 
     // Slices of which each copy lies inside or outside as a whole, as all of packed panels do.
-    const int split = (SPLITS(PACK_A, KIND_A, TRANS_A, WIDE_A) && i0 + MC > m && (m - i0) % 2) ||
-                      (SPLITS(PACK_B, KIND_B, !TRANS_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
+    const int split = (SPLITS(PACK_A, KIND_A, WIDE_A) && i0 + MC > m && (m - i0) % 2) ||
+                      (SPLITS(PACK_B, KIND_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
     const int whole = !GATHERS ? slices : split ? 0 : left / KC;
     uint is_empty = 1;  // no buffer was filled before
     if (whole >= STAGES - 1) {
@@ -392,6 +327,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     if (GATHERS)
         ASYNC_COPY_WAIT(0);
 
+    const uint me = item_again();
 #if WK > 1
     // Fragment f becomes the sum of those of all warps along the depth in warp f % WK of them, from
     // that one's own onwards.
@@ -416,7 +352,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
 #endif
 
 #if SHARED
-    __global double *partial = (__global double *)scratch + partials + item;
+    __global double *partial = (__global double *)scratch + partials + me;
     if (START > 0) {
         partial += (long)WORKER * (MC * NC * CE);
         EACH(partial[at] = ACC)
@@ -437,7 +373,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     {
 #endif
 #if PARTS == 2
-    __global double *partial = (__global double *)scratch + partials + item;
+    __global double *partial = (__global double *)scratch + partials + me;
     partial += (long)number * get_num_groups(1) * (MC * NC * CE);
     __global double *mine = partial + get_group_id(1) * (MC * NC * CE);
     EACH(mine[at] = ACC)
@@ -463,16 +399,14 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int beta_is = beta_class(beta);
     __global ELEM *to = c + g.offset_c + tile.entry * g.stride_c;
 #endif
-    const int wide = IS_COMPLEX || (((ulong)to | (ulong)ld * 8) & 15) == 0;
-    to += i0 + warp_m * WM + (j0 + warp_n * WN) * ld;
-    const int rows = m - i0 - warp_m * WM, columns = n - j0 - warp_n * WN;
-    if (beta_is == BETA_ZERO && rows >= WM && columns >= WN) {
-        STORE(plain_store(to + r + s * ld, ab, alpha, wide))
-    } else {
-        STORE(if (s < columns) store_two(to + r + s * ld, rows - r, ab, alpha, beta, beta_is, wide))
-    }
+    to += i0 + j0 * ld;
+    store_tile(acc, to, ld, m - i0, n - j0, alpha, beta, beta_is, (__local double *)tiles);
     }
 #if SHARED
+#if BULKS
+    // store_runs may have written where the next bulk copies go, which another engine makes.
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
     barrier(CLK_LOCAL_MEM_FENCE);
     if (item == 0) {
         next += SLICES;

@@ -27,6 +27,10 @@
 #define WARPS (WARPS_M * WARPS_N * WK)
 #define ITEMS (32 * WARPS)
 #define STEPS (KC * CE / 4 / WK)  // of depth 4, of a warp in a slice
+#define FRAGS_A (WM * CE / 16)  // of a warp
+#define FRAGS_B (WN / 16)
+// Whether A takes the side of 16 of a product: pairs that lie ALONG_W go there as they are loaded.
+#define ROWS_A (KIND_A == ALONG_W || KIND_B == ALONG_P || CROSSED)
 // Without panels, which few copies fill, the buffer of the slice before is refilled from the second
 // step on: the first one is time for all warps to be done with it.
 #define ASKS (!PACK_A && !PACK_B)
@@ -40,8 +44,8 @@
 INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, int kind, int turned,
                       int wide, int w_end, int p_end, int part, int whole)
 {
-    const int bytes = WHOLE_CHUNKS(kind, turned, wide) ? 16 : 8;
-    const int copies = COPIES(width, kind, turned, wide);
+    const int bytes = wide ? 16 : 8;
+    const int copies = COPIES(width, wide);
     UNROLL
     for (int i = 0; i < copies; i++)
         if (i * PARTS_OF_FILL / copies == part) {
@@ -64,8 +68,8 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
 }
 
 // A fragment's chunks serve one step of depth 4 (ALONG_W) or two.
-#define STEPS_OF(kind) ((kind) == ALONG_W ? 1 : 2)
-#define HALVES_OF(kind) ((kind) == ALONG_P ? 2 : 1)
+#define STEPS_OF(kind) ((kind) == ALONG_W || CROSSED ? 1 : 2)
+#define HALVES_OF(kind) ((kind) == ALONG_P && !CROSSED ? 2 : 1)
 
 // Change the sign of `x` if `flip`; a product would cost a slot of the arithmetic units.
 INLINE double signed_as(double x, int flip)
@@ -73,11 +77,17 @@ INLINE double signed_as(double x, int flip)
     return flip ? as_double(as_ulong(x) ^ 0x8000000000000000ul) : x;
 }
 
+// One of two neighbours along the depth of each of two rows (columns), of both halves of a unit.
+INLINE double2 two_of(__local const double *number)
+{
+    return (double2)(number[0], number[64]);
+}
+
 // The pair of numbers along the width that step s takes out of the chunks of a real operand, or of
 // B: two rows (columns) of one depth.
 INLINE double2 pair_of(const double2 *chunk, int s, int kind)
 {
-    if (kind == ALONG_W)
+    if (kind == ALONG_W || CROSSED)
         return chunk[0];
     return s % 2 ? (double2)(chunk[0].y, chunk[1].y) : (double2)(chunk[0].x, chunk[1].x);
 }

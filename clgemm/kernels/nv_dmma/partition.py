@@ -12,6 +12,8 @@ from clgemm.kernels.family import Config, round_up
 from clgemm.kernels.nv_dmma.estimate import (
     EDGE_WIDTH,
     NO_STRIPS,
+    SHALLOW,
+    TALL,
     Strips,
     Tile,
     best_way,
@@ -42,17 +44,15 @@ TILES = (
     tile_of(64, 64, 32, 16, 16, 4),
 )  # fmt: skip
 """What replaces a macro-tile that is too large."""
-LOYAL = 1.01  # a configuration's own macro-tile stays unless another one saves more than this
+LOYAL = 1.04  # a configuration's own macro-tile stays unless another one saves more than this
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles ...
 WORTH_STRIPS = 0.95  # ... and the rest takes less than this of the time without that
 EDGE_THICK = 8  # real numbers that a strip has across the edge, at most
-SHALLOW = 256  # least depth (in real numbers) at which reading A and B outweighs writing C
-TALL = 64  # macro-tiles in a band of the raster below that depth: columns of C written in a piece
 LEAST_AREA = 128 * 64  # of a macro-tile: panels of smaller ones would be read too often
 LEAST_PACKED = 1024  # rows and columns of a problem whose packing is worth a launch
 UNALIGNED = 2  # copies of 8 bytes are slower: packed from one half of the size on
-TURNED = 2  # so is a real A that is turned as it is copied
+FAR = 2  # a real A of which copies are slower
 
 
 class Cut(NamedTuple):
@@ -174,8 +174,8 @@ def packed(g: Gemm, config: Config) -> tuple[bool, bool]:
     if config["FIT"] and config["MC"] * real_parts(g) * config["NC"] < LEAST_AREA:
         return False, False
     slow_a, slow_b = (1 if is_wide else UNALIGNED for is_wide in wide(g))
-    if real_parts(g) == 1 and (g.trans_a or slow_a > 1):
-        slow_a *= TURNED
+    if real_parts(g) == 1 and slow_a > 1:
+        slow_a *= FAR
     return 0 < config["PACK_A"] <= g.n * slow_a, 0 < config["PACK_B"] <= g.m * slow_b
 
 

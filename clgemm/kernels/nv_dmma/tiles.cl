@@ -26,6 +26,15 @@
 //
 //      memory runs along the width:   slot 8*q + (g ^ 2*q)
 //      memory runs along the depth:   slot 4*(g ^ odd) + q, odd for every other 8 of the depth
+//
+// Where a real A has pairs along the depth, too, those of both steps would be more fragments than
+// there are registers.  So lanes load one number of each chunk in a step: lanes of even q the first
+// of two neighbours along the depth and then the second, others the second and then the first
+// (CROSSED).  In which step a depth has its turn is all the same to the product, as long as A and B
+// agree.  Sixteen lanes, each with half a chunk, hit all banks as q changes places with its neighbour
+// in every other two of g:
+//
+//      ALONG_P, crossed:              slot 4*(g ^ odd) + (q ^ (g / 2 % 2))
 
 #ifndef MC
 #define MC 64  // rows of the macro-tile; MC * CE is a multiple of 16
@@ -55,19 +64,16 @@
 #define PACK_B 0
 #endif
 
-#ifndef ALONG_A
-#define ALONG_A 0  // 1: a real A whose memory runs along the depth is copied as it lies
-#endif
+// Whether memory of a real A, which is not packed, runs along the depth.
+#define CROSSED (!IS_COMPLEX && TRANS_A && !PACK_A)
 
 #define ALONG_W 0
 #define ALONG_P 1
 #define WHOLE 2
 
 // Packed panels are ALONG_W where they can be, for its fragments take fewer registers; what is
-// copied directly takes pairs as they lie.  Were a real A of a warp's larger tiles ALONG_P as well,
-// there would be more fragments than registers, and moves between them, so it is copied number by
-// number where memory runs along the depth.
-#define KIND_A (IS_COMPLEX ? WHOLE : ALONG_A ? ALONG_P : ALONG_W)
+// copied directly takes pairs as they lie.
+#define KIND_A (IS_COMPLEX ? WHOLE : CROSSED ? ALONG_P : ALONG_W)
 #define KIND_B (!PACK_B && (IS_COMPLEX || !TRANS_B) ? ALONG_P : ALONG_W)
 
 #define UNIT_CHUNKS(kind) ((kind) == WHOLE ? 32 : 64)
@@ -95,6 +101,7 @@ INLINE int chunk_w(uint c, int width, int kind, int turned)
 INLINE int chunk_p(uint c, int width, int kind, int turned)
 {
     const int unit = c / UNIT_CHUNKS(kind) / (width / UNIT_WIDTH(kind));
-    const int q = turned ? c % 4 : c % 32 / 8;
+    const int crossed = CROSSED && kind == ALONG_P ? c / 8 % 2 : 0;
+    const int q = turned ? c % 4 ^ crossed : c % 32 / 8;
     return (8 * unit + 2 * q) / CE + (CE == 1 && kind == ALONG_W ? c / 32 % 2 : 0);
 }

@@ -1,6 +1,6 @@
 """How long `nv_fused` and `nv_split` take for a problem: estimates from which a plan is chosen.
 
-Constants were fitted to drawn products on an H200.
+Constants were fitted to drawn products on an H100.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Times(NamedTuple):
 
 
 TIMES = {
-    Tile(1, 128): Times(1.75e-6, 1.45e-6, 4.1e-6),
-    Tile(1, 64): Times(1.1e-6, 1.1e-6, 2.4e-6),
+    Tile(1, 128): Times(1.65e-6, 1.5e-6, 5.5e-6),
+    Tile(1, 64): Times(1.1e-6, 1.0e-6, 2.7e-6),
 }
-LAUNCH = 7.6e-6  # of the launch, until a first tile's products begin, and its store
-TICKET = 3.8e-6  # until a work-group knows that it is the last of its tile, and ...
-GATHERED = 1.2e11  # ... bytes a second that it reads of the parts
+LAUNCH = 5.7e-6  # of the launch, until a first tile's products begin, and its store
+TICKET = 3.2e-6  # until a work-group knows that it is the last of its tile, and ...
+GATHERED = 1.25e11  # ... bytes a second that it reads of the parts
 PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # of k, that are tried
 MOST_TASKS = 4  # for each compute unit, if k is cut: so much scratch memory
 TURN = 32  # reals of k
 
-SPLIT_SHORT, SPLIT_LONG = 13.2e-6, 21.9e-6  # of the launches of nv_split, two or three
-SPLIT_SLICE = 2.2e-6  # of a slice of its largest tile
-SPLIT_PACKED = 2.1e11  # reals a second that it surveys and packs, and ...
-SPLIT_STORED = 4.1e11  # ... that it stores
+SPLIT_SHORT, SPLIT_LONG = 8.4e-6, 16.4e-6  # of the launches of nv_split, two or three
+SPLIT_SLICE = 2.7e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs, and ...
+SPLIT_STORED = 2.7e11  # ... that it stores
 
 
 class Way(NamedTuple):

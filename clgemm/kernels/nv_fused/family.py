@@ -44,6 +44,7 @@ from clgemm.kernels.family import (
     precision_defines,
     precision_of,
 )
+from clgemm.kernels.gpu_tiled.tiling import known_seconds
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
@@ -63,6 +64,8 @@ LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
 LEAST_CLAIMED = 48  # ... and with less depth, of reals, of which half the last slot is empty
 SIGNATURE = GEMM_SIGNATURE + "iiiiipp"
 SPLIT = NvSplit()
+LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
+TILED_LAUNCH = 4e-6  # what gpu_tiled takes beside its steps along k
 ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
 """How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 
@@ -92,14 +95,16 @@ class NvFused(KernelFamily):
         return False
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
-        """Claim what it is estimated to compute sooner than `nv_split`, but no stacks."""
+        """Claim what it is estimated to compute before other families, but no stacks."""
         if problem.batch > 1 or problem.flops < LEAST_FLOPS or not self.accepts(problem):
             return False
         if reals(problem)[2] < LEAST_CLAIMED:
             return False
         units = traits.compute_units
-        seconds = estimate.best_way(problem, max(t.by for t in estimate.TIMES), units).seconds
-        return not SPLIT.accepts(problem) or seconds < estimate.split_seconds(problem, units)
+        others = [known_seconds(traits, problem) + TILED_LAUNCH]
+        if SPLIT.accepts(problem):
+            others.append(estimate.split_seconds(problem, units))
+        return estimate.best_way(problem, LARGEST, units).seconds < min(others)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the rows of Y of the largest tile allowed."""

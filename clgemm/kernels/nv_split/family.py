@@ -96,7 +96,8 @@ LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
 LEAST_DEPTH = 64
 LEAST_SIDE = 140  # m n / (m + n), in reals: below, packing costs more than the products save
-LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time
+LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time, ...
+SHORT, LEAST_SHORT = 192, 35 * 10**7  # ... with less depth, of reals, from more on
 SCRATCH_SHARE = 4  # of the device's memory one part
 
 SURVEY_FILES = ("nv_split/split.cl", "nv_split/survey.cl")
@@ -153,11 +154,12 @@ class NvSplit(KernelFamily):
         """Tell whether splitting pays, keeps the bound, and fits ints."""
         m, n = problem.m, problem.n
         rows_x, rows_y, depth = reals(problem)
+        least = LEAST_SHORT if depth < SHORT else LEAST_PRODUCTS
         return (
             super().accepts(problem)
             and problem.k >= LEAST_DEPTH
             and m * n * precision_of(problem).parts >= LEAST_SIDE * (m + n)
-            and rows_x * rows_y * depth * problem.batch >= LEAST_PRODUCTS
+            and rows_x * rows_y * depth * problem.batch >= least
             and max(rows_x, rows_y, depth) <= INT32_MAX // 2
             and problem.batch * m * n // 4096 <= INT32_MAX // 4
         )
