@@ -205,7 +205,7 @@ def _launch(
 ) -> None:  # fmt: skip
     """Enqueue the products of a call, behind what its operands wait for."""
     a, b, c = arrays
-    in_order = state.in_order and events.can_follow(c)
+    in_order = not state.has_events and events.can_follow(c)
     waits = events.to_wait_for(state, arrays)
     itemsize, (alpha, beta) = c.dtype.itemsize, factors
     x, y, z = a.offset // itemsize, b.offset // itemsize, c.offset // itemsize

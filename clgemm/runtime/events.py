@@ -45,6 +45,7 @@ class InOrder(list[Any]):
         queue = self.queue
         if queue is not None:
             list.append(self, cl.enqueue_marker(queue))
+            queue.flush()  # other queues may wait for it
             self.queue = None  # now: another thread that looks meanwhile gets a marker of its own
 
     def renew(self, queue: cl.CommandQueue) -> None:

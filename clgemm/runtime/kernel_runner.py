@@ -201,11 +201,11 @@ class KernelRunner:
         Returns
         -------
         cl.Event or None
-            The last step's; not to be used if `in_order`, and the queue is.
+            The last step's; not to be used if `in_order`, unless the queue has events.
         """
         alpha, beta = self._factors(values)
         device = self._device
-        bare = self._bare if state.in_order else None
+        bare = None if state.has_events else self._bare
         last = None if in_order else self._launches[-1]
         event: cl.Event | None = None
         device.running.append(None)

@@ -39,6 +39,8 @@ class LaunchState:
     """
 
     in_order: bool = True
+    has_events: bool = False
+    """Whether each launch makes an event: the queue runs in no order, or times its commands."""
 
     def __init__(
         self, context: cl.Context, queue: cl.CommandQueue, scratch: cl.Buffer | None = None, *,
@@ -132,8 +134,9 @@ class QueueState(LaunchState):
         own = cl.CommandQueue.from_int_ptr(queue.int_ptr, retain=True)
         super().__init__(context, own, scratch)
         self._own = own.reference_count - others
-        out_of_order = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
-        self.in_order = not queue.properties & out_of_order
+        kinds, properties = cl.command_queue_properties, queue.properties
+        self.in_order = not properties & kinds.OUT_OF_ORDER_EXEC_MODE_ENABLE
+        self.has_events = not self.in_order or bool(properties & kinds.PROFILING_ENABLE)
 
     @cached_property
     def allocator(self) -> Any:

@@ -140,6 +140,18 @@ def test_a_failed_event_is_the_product_s_failure(device, operands):
     assert failed in events.to_wait_for(state, [x])
 
 
+def test_a_queue_that_times_its_commands_has_their_events(device, rng):
+    """A program may read the times of a product's kernel from its Array."""
+    timed = cl.command_queue_properties.PROFILING_ENABLE
+    queue = cl.CommandQueue(device.context, properties=timed)
+    x = opencl.arrays().to_device(queue, rng.standard_normal((SIDE, SIDE)).astype(np.float32))
+    z = clgemm.matmul(x, x)
+    assert type(z.events) is list
+    z.events[-1].wait()
+    assert z.events[-1].profile.end > z.events[-1].profile.start
+    assert z.events[-1].command_type == cl.command_type.NDRANGE_KERNEL
+
+
 def test_an_out_of_order_queue_has_events(device, rng):
     properties = cl.command_queue_properties.OUT_OF_ORDER_EXEC_MODE_ENABLE
     queue = cl.CommandQueue(device.context, properties=properties)
