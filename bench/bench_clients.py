@@ -13,9 +13,7 @@ many a process made, and `device` how many of them were computed there.  Package
 installed are named and left out.
 
 On a busy machine two processes differ by a fifth.  With `--in-turn` each program runs in one
-process, without and with clgemm in turn, so often; the times are the fastest of either.  Its last
-column is the limit by Amdahl's law: how many times as fast the program were if its interposed calls
-took no time, but for what passing them on takes.
+process, without and with clgemm in turn, so often; the times are the fastest of either.
 """
 
 from __future__ import annotations
@@ -123,11 +121,10 @@ def compare_in_turn(name: str, turns: int) -> dict[str, Any] | None:
     without, with_it = (min(said["seconds"][way]) for way in ("without", "with"))
     print(
         f"{name:32}{1e3 * without:10.1f}{1e3 * with_it:10.1f}{without / with_it:8.2f}"
-        f"{'':16}{said['calls']:9}{said['device']:9}{without / said['rest']:8.2f}",
+        f"{'':16}{said['calls']:9}{said['device']:9}",
         flush=True,
     )
-    limit = without / said["rest"]
-    return {"program": name, "ratio": without / with_it, "limit": limit} | said
+    return {"program": name, "ratio": without / with_it} | said
 
 
 def main() -> int:
@@ -142,7 +139,7 @@ def main() -> int:
     print(environment.text(head))
     print(
         f"{'program':32}{'ms plain':>10}{'ms under':>10}{'ratio':>8}"
-        f"{'start':>8}{'under':>8}{'calls':>9}{'device':>9}{'limit' if given.in_turn else '':>8}"
+        f"{'start':>8}{'under':>8}{'calls':>9}{'device':>9}"
     )
     names = [name for name in PROGRAMS if given.only in name]
     if given.in_turn:

@@ -158,10 +158,8 @@ print(json.dumps({{"seconds": found, "values": [float(x) for x in values]}}))
 """
 """What follows each: it says how long `work` took each time, and what it found at last."""
 IN_TURN = """
-import contextlib, json, os, time
+import contextlib, json, time
 import clgemm
-def on_device():
-    return sum(row.device_seconds for row in clgemm.usage().rows)
 seconds, values = {"without": [], "with": []}, {}
 for turn in range(TURNS + 1):
     for way in ("without", "with") if turn % 2 else ("with", "without"):
@@ -171,16 +169,7 @@ for turn in range(TURNS + 1):
             seconds[way].append(time.perf_counter() - begin)
 rows = clgemm.usage().rows
 told = {"calls": sum(x.calls for x in rows), "device": sum(x.device_calls for x in rows)}
-os.environ["CLGEMM_ROUTE"] = "device"
-rests = []
-for turn in range(2):
-    with clgemm.interposed(least=0):
-        begin, before = time.perf_counter(), on_device()
-        work()
-        rests.append(time.perf_counter() - begin - (on_device() - before))
-told["rest"] = rests[-1]
 print(json.dumps({"seconds": {x: y[1:] for x, y in seconds.items()}, "values": values} | told))
 """
 """The same with the slots written and restored in turn, in one process; the first turn is left
-out, in which sides are tried and kernels built.  At last every call goes to the device, however
-small: what its calls do not take of such a run is the rest, which no BLAS can make faster."""
+out, in which sides are tried and kernels built."""
