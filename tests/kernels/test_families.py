@@ -326,18 +326,35 @@ def test_scratch_of_cpu_packed_is_bounded(units):
     assert checked
 
 
+@pytest.mark.parametrize("rest", ["a row", "a vector"])
 @pytest.mark.parametrize("columns", [5, 400])
 @pytest.mark.parametrize("op", "NT")
 @pytest.mark.parametrize("code", "sdcz")
-def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns, rng):
-    """Whole panels of it, between which NaN lies, and a last one that is packed."""
+def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns, rest, rng):
+    """Panels of whole vectors, between which NaN lies; a last one of a row is packed."""
     family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
     skip_unsupported(device, family, precision)
     config = family.default(device.traits, precision)
-    rows, depth = 3 * config["MR"] + 1, 70
+    vector = config["VW"] // precision.parts
+    rows, depth = 3 * config["MR"] + (1 if rest == "a row" else vector), 70
     a, b = (operand(rng, precision, *size, op, 1) for size in ((rows, depth), (depth, columns)))
     c = np.empty((rows, columns), precision.dtype, "F")
     plan = family.plan(device.traits, describe(a, b, c, reads_c=False), config)
     lies = op == "N" and columns == 5
     assert dict(plan.steps[0].kernel.defines)["PACK_A"] == int(not lies)
     verify(device, config, precision, (rows, columns, depth), op * 2, -0.5, 0.0, rng)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "trans_b", "packed"),
+    [(10, 1000, True, 0), (10, 9000, True, 1), (300, 1000, True, 1), (10, 9000, False, 0)],
+)
+def test_b_is_packed_where_its_rows_come_from_memory_or_are_read_often(m, n, trans_b, packed):
+    family, k = BY_NAME["cpu_packed"], 1001
+    for code, precision in PRECISIONS.items():
+        config, columns = family.default(CPU, precision), n * 8 // precision.itemsize + 1
+        ldb = columns if trans_b else k
+        problem = Gemm(
+            code, m, columns, k, 1, False, False, m, 0, trans_b, False, ldb, 0, m, 0, False
+        )
+        assert family.packs_b(problem, config) == bool(packed), code

@@ -124,7 +124,7 @@ class CpuPacked(KernelFamily):
         """Give micro-tiles, unrolls and block sizes; the landscape is flat near the best."""
         widest = traits.simd_bytes // precision.real_bytes
         mv = (3, 2, 4) if traits.simd_bytes >= WIDE_BYTES else (2, 3, 1)
-        parts = _parts(precision)
+        parts = precision.parts
         return {
             "VW": (widest,),
             "MR": tuple(widest * v // parts for v in mv),
@@ -137,7 +137,7 @@ class CpuPacked(KernelFamily):
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Give a tile that fills the registers: 32 of them with AVX-512, 16 with AVX2 or NEON."""
-        widest, parts = traits.simd_bytes // precision.real_bytes, _parts(precision)
+        widest, parts = traits.simd_bytes // precision.real_bytes, precision.parts
         vectors, columns = (3, 8) if traits.simd_bytes >= WIDE_BYTES else (2, 6)
         return Config.of(
             self.name,
@@ -156,7 +156,7 @@ class CpuPacked(KernelFamily):
         self, traits: DeviceTraits, precision: Precision, config: Config
     ) -> Iterator[str]:
         """Yield what keeps a configuration from being fast or legal."""
-        vw, parts = config["VW"], _parts(precision)
+        vw, parts = config["VW"], precision.parts
         rows, columns = config["MR"] * parts, config["NR"] * parts
         if vw not in {2, 4, 8, 16}:
             yield "VW is a vector width of OpenCL"
@@ -257,7 +257,7 @@ class CpuPacked(KernelFamily):
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
         g, units = problem, traits.compute_units
         p = dict(config.params)
-        rows = round_up(g.m, p["VW"] // _parts(precision_of(g)))
+        rows = round_up(g.m, p["VW"] // precision_of(g).parts)
         half = max(1, p["NR"] // 2)
         columns = round_up(g.n, half)
         panels = -(-g.m // p["MR"]) * -(-g.n // p["NR"]) * g.batch
@@ -280,7 +280,7 @@ class CpuPacked(KernelFamily):
         packs_b = self.packs_b(problem, config)
         width = tiles.mc + config["MR"] + (tiles.nt + config["NR"] if packs_b else 0)
         elements = width * tiles.kc
-        reals = elements * (2 if precision.is_complex else 1)
+        reals = elements * precision.parts
         # The odd cache lines keep the workers' scratch off the same cache sets.
         stride = round_up(reals, SCRATCH_ALIGN) + 64
         defines = {k: v for k, v in config.params if k not in PLANNED}
@@ -297,11 +297,6 @@ class CpuPacked(KernelFamily):
         partials = tiles.tiles * tiles.parts * tiles.mt * tiles.nt if tiles.parts > 1 else 0
         scratch_bytes = stride * workers * precision.real_bytes + partials * precision.itemsize
         return Plan((step,), scratch_bytes, counts=True)
-
-
-def _parts(precision: Precision) -> int:
-    """Return the reals of an element: so many rows, or columns, the micro-kernel sees in it."""
-    return 2 if precision.is_complex else 1
 
 
 def _block_of_turns(traits: DeviceTraits, g: Gemm, mr: int, mc: int) -> int:
@@ -325,7 +320,7 @@ def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:
 
     Tiles of a triangle are square.
     """
-    vector = config["VW"] // _parts(precision_of(g))
+    vector = config["VW"] // precision_of(g).parts
     if g.triangle:
         side = round_up(-(-g.m // cut_m), vector)
         return side, side

@@ -27,7 +27,7 @@
 #endif
 
 #ifndef PACK_A
-#define PACK_A 1  // 0: whole panels of A are read where they lie
+#define PACK_A 1  // 0: panels of A that are whole vectors are read where they lie
 #endif
 #ifndef PACK_B
 #define PACK_B 1  // 0: B is read where it lies
