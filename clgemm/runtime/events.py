@@ -50,8 +50,8 @@ class InOrder(list[Any]):
 
     def renew(self, queue: cl.CommandQueue) -> None:
         """Say that the elements are computed anew, in the order of a queue."""
+        self.queue = queue  # first: after Ctrl-C in between, the list says too much, not too little
         list.clear(self)
-        self.queue = queue
 
 
 def _marked(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,11 +98,11 @@ def to_wait_for(state: LaunchState, arrays: Iterable[Any]) -> list[cl.Event]:
         if type(events) is InOrder and events.queue is state.queue:
             continue
         if events:
-            complete = cl.command_execution_status.COMPLETE
-            pending = [e for e in events if e.command_execution_status != complete]
+            complete, seen = cl.command_execution_status.COMPLETE, list(events)
+            pending = [e for e in seen if e.command_execution_status != complete]
             waits += pending
             if not pending:
-                events.clear()
+                del events[: len(seen)]  # and none that another thread has added meanwhile
     return waits
 
 

@@ -1,6 +1,7 @@
 """What waits for an Array that was computed without an event."""
 
 import operator
+import time
 from functools import partial
 
 import numpy as np
@@ -96,6 +97,7 @@ def test_another_queue_waits_for_a_product(device, operands):
         host = np.full((SIDE, SIDE), np.nan, np.float32)
         copied = cl.enqueue_copy(other, host, z.base_data, wait_for=z.events, is_blocking=False)
         other.flush()
+        time.sleep(0.1)  # enough for a copy that does not wait
         assert copied.command_execution_status != COMPLETE
     finally:
         gate.set_status(COMPLETE)
@@ -205,3 +207,21 @@ def test_a_launch_that_fails_raises(operands, monkeypatch):
         with pytest.raises((DeviceError, MemoryError)):
             clgemm.matmul(x, y)
     near(clgemm.matmul(x, y).get(), want)
+
+
+def test_an_event_that_another_thread_adds_meanwhile_stays(queue):
+    _, state = registry.of_queue(queue)
+    x = opencl.arrays().zeros(queue, 4, np.float32)
+    later = cl.enqueue_marker(queue)
+
+    class Ended:
+        """An event that has ended; as it is asked, another one is added."""
+
+        @property
+        def command_execution_status(self):
+            x.events.append(later)
+            return COMPLETE
+
+    x.events[:] = [Ended()]
+    assert events.to_wait_for(state, [x]) == []
+    assert x.events == [later]
