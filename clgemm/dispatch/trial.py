@@ -38,11 +38,10 @@ FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that tria
 FREE_BUILDS, SHARE_OF_BUILDS = 1.0, 0.1  # the same for the kernels that they need
 MOST_KINDS = 4096
 CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
-GAIN = 0.95  # of the host's time: a device that is hardly faster disturbs those beside it
-SHORT_GAIN = 0.88  # the same where the host takes less than SHORT: a trial errs by so much there
+GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
+SHORT_GAIN = 0.92  # the same where the host takes less than SHORT: a trial errs by so much there
 TURN_GAIN = 1.1  # the same in turn with NumPy: half of programs mix, of which few lose by so much
 TURNS = 5
-REST = 2e-3  # seconds, after which the device's threads sleep
 OTHER = 200  # extent of NumPy's product before each: its library's threads all take part
 LONGEST_TURN = 2e-3  # seconds on the device: what takes longer hardly notices who came before
 
@@ -194,10 +193,13 @@ def _is_near_in_turn(sides: Sides, host: float, device: float, gain: float) -> b
 
 
 def _in_turn(compute: Callable[[], object]) -> float:
-    """Return the time of a few runs directly after another product of NumPy's."""
+    """Return the time of a few runs directly after another product of NumPy's.
+
+    No rest is between them.  After some milliseconds the device's threads sleep, and to wake them
+    takes 40 us, but a program with so few products does not notice that.
+    """
     other, found = np.ones((OTHER, OTHER), np.float32), list[float]()
     for _ in range(TURNS):
-        time.sleep(REST)
         host_blas.matmul(other, other)
         found.append(_seconds(compute))
     return sorted(found)[len(found) // 4]
