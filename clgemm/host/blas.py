@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 matmul = np.matmul
 """NumPy's own, even where a program puts clgemm's in its place."""
 
-PANEL_FLOPS = 5e10  # of one call of SciPy's, during which Python hears no Ctrl-C
+PANEL_FLOPS = 2e11
+"""Of one call of SciPy's, during which Python hears no Ctrl-C: half a second to one of two cores.  A
+quarter as many take up to 18 % longer, which packs A anew for each panel."""
 LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to such panels
 _MATRIX = 2  # axes
 OUTER = 1 << 17
@@ -30,7 +33,7 @@ SHORT, NARROW = {False: 2000, True: 4000}, {False: 2, True: 4}
 """Elements and columns of real and complex outer products, below which NumPy's loop is as fast."""
 ONE_THREAD = {False: 1 << 18, True: 1 << 15}
 """Multiplications of real and of complex numbers up to which OpenBLAS starts no other thread."""
-NARROWEST = 64  # columns that a call needs to be fast
+NARROWEST = 64  # columns that a call needs to be fast; panels have a multiple of them
 
 
 def gemm(call: Call) -> None:
@@ -167,10 +170,11 @@ def _one(routine: Any, call: Call) -> None:
 
 
 def _panels(c: NDArray[Any], k: int) -> list[slice]:
-    """Cut C into columns such that each panel takes a fraction of a second."""
+    """Cut C into columns, as many for each panel, such that none takes long."""
     m, n = c.shape
-    column = 2 * m * k * BY_DTYPE[c.dtype].multiplications
-    width = n if n * column <= PANEL_FLOPS else max(NARROWEST, int(PANEL_FLOPS / column))
+    flops = 2 * m * n * k * BY_DTYPE[c.dtype].multiplications
+    width = math.ceil(n / max(1, math.ceil(flops / PANEL_FLOPS)))
+    width = math.ceil(width / NARROWEST) * NARROWEST
     return [slice(start, start + width) for start in range(0, n, width)]
 
 

@@ -516,7 +516,7 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
     """So that Ctrl-C is heard between them."""
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
     monkeypatch.setattr(host_blas, "PANEL_FLOPS", 1e5)
-    monkeypatch.setattr(host_blas, "NARROWEST", 3)
+    monkeypatch.setattr(host_blas, "NARROWEST", 2)
     a = np.array(rng.uniform(-1, 1, (50, 60)) + 1j, order=order_a)
     b = np.array(rng.uniform(-1, 1, (60, 40)) - 2j, order=order_b)
     calls, real = [], scipy.linalg.blas.zgemm
