@@ -139,8 +139,9 @@
         }                                                                                          \
     }
 
-#define FILL_ALL(stage, whole)                                                                     \
-    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, whole)
+// Fill a buffer for the first time.
+#define FILL_ALL(stage)                                                                            \
+    UNROLL for (int part = 0; part < PARTS_OF_FILL; part++) FILL(stage, 1, part, 0)
 
 // Multiply slices t, t + 1, ... until `end`.  Of both barriers it is asked ahead whether they have
 // passed (ASKS): while a warp waits for that answer alone it has no products.
@@ -307,13 +308,9 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
                       (SPLITS(PACK_B, KIND_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
     const int whole = !GATHERS ? slices : split ? 0 : left / KC;
     uint is_empty = 1;  // no buffer was filled before
-    if (whole >= STAGES - 1) {
-        for (int stage = 0; stage < STAGES - 1; stage++)
-            FILL_ALL(stage, 1)
-    } else {
-        for (int stage = 0; stage < STAGES - 1; stage++)
-            FILL_ALL(stage, 0)
-    }
+    _Pragma("unroll 1")
+    for (int stage = 0; stage < STAGES - 1; stage++)
+        FILL_ALL(stage)
     int t = 0;
     uint reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
     uint reads_parity = 0, fills_parity = 1;
@@ -404,7 +401,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     }
 #if SHARED
 #if BULKS
-    // store_runs may have written where the next bulk copies go, which another engine makes.
+    // store_tile may have written where the next bulk copies go, which another engine makes.
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
