@@ -13,7 +13,10 @@ many a process made, and `device` how many of them were computed there.  Package
 installed are named and left out.
 
 On a busy machine two processes differ by a fifth.  With `--in-turn` each program runs in one
-process, without and with clgemm in turn, so often; the times are the fastest of either.
+process, without and with clgemm in turn, so often.  Times are medians, and the ratio is that of
+neighbouring turns, in the median and from quartile to quartile: threads of some programs wait for
+cores that others hold, and their turns differ by half.  `limit` is how many times as fast it would
+be if calls that can be interposed took no time.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from client_programs import END, IN_TURN, PROGRAMS
 
 TOLERANCE = 1e-3  # relative: some of these programs iterate in float32
 MISSING = "ModuleNotFoundError"
+MOST_SHARE = 0.99  # of a program's time that its calls may take
 
 
 class Run(NamedTuple):
@@ -107,9 +111,10 @@ def require_equal(name: str, values: list[float], expected: list[float]) -> None
 def compare_in_turn(name: str, turns: int) -> dict[str, Any] | None:
     """Run a program in one process, without and with clgemm in turn, and print its row."""
     program = f"TURNS = {turns}\n{PROGRAMS[name]}{IN_TURN}"
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.getenv("PYTHONPATH")])])
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False,
-        env=environment.without_blas_variables(os.environ),
+        env=environment.without_blas_variables(os.environ) | {"PYTHONPATH": paths},
     )  # fmt: skip
     if MISSING in found.stderr:
         print(f"{name:32} not run: {found.stderr.strip().splitlines()[-1]}")
@@ -118,13 +123,16 @@ def compare_in_turn(name: str, turns: int) -> dict[str, Any] | None:
         raise SystemExit(f"{name} failed:\n{found.stderr}")
     said: dict[str, Any] = json.loads(found.stdout)
     require_equal(name, said["values"]["with"], said["values"]["without"])
-    without, with_it = (min(said["seconds"][way]) for way in ("without", "with"))
+    plain, under = (np.array(said["seconds"][way]) for way in ("without", "with"))
+    first, ratio, third = np.quantile(plain / under, (0.25, 0.5, 0.75))
+    without, with_it = np.median(plain), np.median(under)
+    limit = 1 / (1 - min(MOST_SHARE, said["hooked"] / without))
     print(
-        f"{name:32}{1e3 * without:10.1f}{1e3 * with_it:10.1f}{without / with_it:8.2f}"
-        f"{'':16}{said['calls']:9}{said['device']:9}",
+        f"{name:32}{1e3 * without:10.1f}{1e3 * with_it:10.1f}{ratio:8.2f}{first:8.2f}{third:8.2f}"
+        f"{said['calls']:9}{said['device']:9}{limit:8.2f}",
         flush=True,
     )
-    return {"program": name, "ratio": without / with_it} | said
+    return {"program": name, "ratio": float(ratio), "limit": limit} | said
 
 
 def main() -> int:
@@ -139,7 +147,9 @@ def main() -> int:
     print(environment.text(head))
     print(
         f"{'program':32}{'ms plain':>10}{'ms under':>10}{'ratio':>8}"
-        f"{'start':>8}{'under':>8}{'calls':>9}{'device':>9}"
+        + ("    from      to" if given.in_turn else "   start   under")
+        + f"{'calls':>9}{'device':>9}"
+        + ("   limit" if given.in_turn else "")
     )
     names = [name for name in PROGRAMS if given.only in name]
     if given.in_turn:

@@ -159,7 +159,7 @@ print(json.dumps({{"seconds": found, "values": [float(x) for x in values]}}))
 """What follows each: it says how long `work` took each time, and what it found at last."""
 IN_TURN = """
 import contextlib, json, time
-import clgemm
+import clgemm, hooked_calls
 seconds, values = {"without": [], "with": []}, {}
 for turn in range(TURNS + 1):
     for way in ("without", "with") if turn % 2 else ("with", "without"):
@@ -169,7 +169,10 @@ for turn in range(TURNS + 1):
             seconds[way].append(time.perf_counter() - begin)
 rows = clgemm.usage().rows
 told = {"calls": sum(x.calls for x in rows), "device": sum(x.device_calls for x in rows)}
-print(json.dumps({"seconds": {x: y[1:] for x, y in seconds.items()}, "values": values} | told))
+hooked = hooked_calls.seconds(hooked_calls.recorded(work))
+told |= {"hooked": hooked, "values": values}
+print(json.dumps({"seconds": {x: y[1:] for x, y in seconds.items()}} | told))
 """
 """The same with the slots written and restored in turn, in one process; the first turn is left
-out, in which sides are tried and kernels built."""
+out, in which sides are tried and kernels built.  At last: the seconds of a run's calls that can be
+interposed."""

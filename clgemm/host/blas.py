@@ -23,8 +23,8 @@ matmul = np.matmul
 """NumPy's own, even where a program puts clgemm's in its place."""
 
 PANEL_FLOPS = 2e11
-"""Of one call of SciPy's, during which Python hears no Ctrl-C: half a second to one of two cores.  A
-quarter as many take up to 18 % longer, which packs A anew for each panel."""
+"""Of one call of SciPy's, during which Python hears no Ctrl-C: half a second to one of two cores.
+With a quarter as many products take up to 18 % longer, since A is packed anew for each panel."""
 LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to such panels
 _MATRIX = 2  # axes
 OUTER = 1 << 17
