@@ -13,7 +13,8 @@ from clgemm.problem import INTEGERS, PRECISIONS
 
 UNREACHABLE = {
     "cpu_packed": {("NR", 24)},  # of complex types: more columns than registers
-    "gpu_tiled": {("VW", 8), ("MC", 16)},  # of single precision: nothing near the tiny default
+    # Of single precision nothing near the tiny default; of complex double more than local memory.
+    "gpu_tiled": {("VW", 8), ("MC", 16), ("MC", 256), ("NC", 256)},
 }
 
 
