@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from layouts import HOWS, matrices, separate
 
 import clgemm
+from clgemm.api import integers
 from clgemm.dispatch import engines
 from clgemm.dispatch.integers import route_integers
 from clgemm.errors import ClgemmWarning, DeviceError
@@ -286,6 +287,7 @@ def test_numpy_computes_where_there_is_no_device(monkeypatch, rng):
     def none(*_):
         raise DeviceError("no device")
 
+    integers._warn_once.cache_clear()
     a = drawn(rng, np.dtype("i4"), 50, 50)
     monkeypatch.setattr(engines, "compute", none)
     with pytest.warns(ClgemmWarning, match="NumPy multiplies integers"):
