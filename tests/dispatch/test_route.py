@@ -535,6 +535,20 @@ def test_long_products_of_the_host_go_in_panels(order_a, order_b, order_c, rng, 
     assert len(calls) > 4 * 8
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(3000, 3000, 3000), (500, 70, 9_000_000), (9, 5000, 0)])
+def test_panels_of_the_host_are_alike(m, n, k):
+    """A narrow last one would pack all of A for a few columns."""
+    panels = host_blas._panels(np.broadcast_to(np.complex64(0), (m, n)), k)
+    widths = [len(range(n)[panel]) for panel in panels]
+    assert sum(widths) == n
+    assert len({*widths[:-1]}) <= 1
+    assert all(width % host_blas.NARROWEST == 0 for width in widths[:-1])
+    assert widths[-1] > widths[0] - len(widths) * host_blas.NARROWEST
+    narrow = widths[0] <= host_blas.NARROWEST
+    rounded = 1 + host_blas.NARROWEST / widths[0]
+    assert narrow or 8 * m * widths[0] * k <= rounded * host_blas.PANEL_FLOPS
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Stop time, for the measurement alone: its products move it on, and the host's take 20 us."""

@@ -223,6 +223,27 @@ def test_a_device_has_to_be_fast_directly_after_numpy_too(trials, clock, late, w
     assert found.device_seconds == pytest.approx(device), "alone, as it is predicted"
 
 
+def test_nobody_rests_before_turns_with_numpy(trials, clock, monkeypatch):
+    """A device whose threads must wake up is slow, but not in a program that multiplies often."""
+    asleep = False
+
+    def sleep(seconds):
+        nonlocal asleep
+        asleep = seconds >= 1e-3
+
+    def by_device():
+        nonlocal asleep
+        clock.now += 8e-4 + 5e-4 * asleep
+        asleep = False
+
+    def by_host():
+        clock.now += 1e-3
+
+    monkeypatch.setattr(trial.time, "sleep", sleep)
+    found = trials.settle("kind", NEAR, lambda: trial.Sides(by_host, by_device))
+    assert found.where == DEVICE
+
+
 def test_runs_that_wait_for_a_core_do_not_decide(trials, clock, monkeypatch):
     """On a busy system NumPy's threads may wait for one, longer than they compute."""
     monkeypatch.setattr(trial, "WAITS", 4.0)
