@@ -32,6 +32,8 @@ from clgemm.runtime import forks, registry
 
 GROWTH = 48 << 20
 """Bytes that a process may grow by once it has made each kind of call: pools, not leaks."""
+PROGRAM = 48 << 20
+"""Bytes that a CPU device's compiler keeps of each program, at most: 10 to 42 MB on Intel's."""
 LEAST_CALLS = 1000
 """Of which the first half builds kernels and fills pools, however slow the machine is."""
 PATIENCE = 60.0  # seconds beyond its own that a process may take
@@ -46,6 +48,12 @@ def resident():
     except OSError:
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def programs_built():
+    """Return how many programs the device of this process has built."""
+    device = registry.opened()
+    return 0 if device is None else len(device.programs._programs)
 
 
 def integers(rng, dtype, *shape):
@@ -89,7 +97,7 @@ def mixed(seconds, threads, seed):
     """Make mixed calls in threads for some seconds; return how many, and the bytes more at last.
 
     Those of the first half of the calls are not counted: pools are filled and kernels built.  Nor
-    is what goes away by itself, as what a compiler takes when a shape asks for another kernel.
+    is what goes away by itself, nor what is kept of a program that a later shape asks for.
     """
     begun, counts, failures = time.monotonic(), [0] * threads, []
     marks = []
@@ -113,7 +121,7 @@ def mixed(seconds, threads, seed):
         worker.start()
     while goes_on():
         time.sleep(min(1.0, seconds / 10))
-        marks.append((sum(counts), resident()))
+        marks.append((sum(counts), resident() - PROGRAM * programs_built()))
     for worker in workers:
         worker.join(PATIENCE)
         if worker.is_alive():
@@ -122,7 +130,7 @@ def mixed(seconds, threads, seed):
         raise failures[0]
     half = sum(counts) / 2
     before = [size for calls, size in marks if calls <= half] or [0]
-    late = [size for calls, size in marks if calls > 1.5 * half] or [resident()]
+    late = [size for calls, size in marks if calls > 1.5 * half] or marks[-1][1:]
     return sum(counts), min(late) - before[-1]
 
 
