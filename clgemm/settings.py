@@ -31,16 +31,12 @@ HOST_SPINS = ("stop", "keep")
 DEFAULT_STAGING_MB = 224.0
 
 
-_VARIABLES: Any = getattr(os.environ, "_data", None)
-_ROUTE, _FP32 = (
-    (os.environ.encodekey(name) for name in ("CLGEMM_ROUTE", "CLGEMM_FP32"))
-    if _VARIABLES is not None
-    else (None, None)
-)
-_MEGABYTES = {
-    name: os.environ.encodekey(name) if _VARIABLES is not None else None
-    for name in ("CLGEMM_STAGING_MB", "CLGEMM_DEVICE_MEMORY_MB")
-}
+VARIABLES: Any = getattr(os.environ, "_data", os.environ)
+"""The environment.  `os.environ` takes .7 us to say what a variable is, as much as a small product
+takes; the dictionary within it, where there is one, .05 us."""
+_key: Any = str if VARIABLES is os.environ else os.environ.encodekey
+ROUTE, _FP32 = _key("CLGEMM_ROUTE"), _key("CLGEMM_FP32")
+_MEGABYTES = {name: _key(name) for name in ("CLGEMM_STAGING_MB", "CLGEMM_DEVICE_MEMORY_MB")}
 
 
 @lru_cache(maxsize=64)
@@ -90,7 +86,7 @@ def device_memory_bytes() -> int | None:
 
 
 def _megabytes(name: str, otherwise: str) -> float | None:
-    if _VARIABLES is not None and _MEGABYTES[name] not in _VARIABLES:
+    if _MEGABYTES[name] not in VARIABLES:
         return None  # as nearly always, and in the path of calls: see `modes`
     text = os.environ.get(name, "").strip()
     if not text:
@@ -153,19 +149,15 @@ class Modes(NamedTuple):
 
 
 _KNOWN_MODES: dict[tuple[Any, Any], Modes] = {}
-_OVERRIDDEN: ContextVar[Modes | None] = ContextVar("clgemm modes", default=None)
+OVERRIDDEN: ContextVar[Modes | None] = ContextVar("clgemm modes", default=None)
 
 
 def modes() -> Modes:
     """Return the modes in force: of a `using` block of this thread, else of the environment."""
-    overridden = _OVERRIDDEN.get()
+    overridden = OVERRIDDEN.get()
     if overridden is not None:
         return overridden
-    if _VARIABLES is None:
-        return _modes_of_environment()
-    # os.environ takes 0.7 us to say what a variable is, as much as a small product takes; the
-    # dictionary within it 0.05 us.
-    values = _VARIABLES.get(_ROUTE), _VARIABLES.get(_FP32)
+    values = VARIABLES.get(ROUTE), VARIABLES.get(_FP32)
     known = _KNOWN_MODES.get(values)
     if known is None:
         known = _KNOWN_MODES[values] = _modes_of_environment()
@@ -174,7 +166,7 @@ def modes() -> Modes:
 
 def chooses_route() -> bool:
     """Tell whether the route is "auto", in a third of the time that `modes` takes."""
-    if _OVERRIDDEN.get() is None and _VARIABLES is not None and _ROUTE not in _VARIABLES:
+    if OVERRIDDEN.get() is None and ROUTE not in VARIABLES:
         return True
     return modes().route == ROUTES[0]
 
@@ -202,11 +194,11 @@ def using(**changes: str) -> Iterator[Modes]:
         if value not in allowed.get(name, ()):
             known = "; ".join(f"{mode}: {', '.join(values)}" for mode, values in allowed.items())
             raise ValueError(f"using: {name}={value!r} is no mode; there are {known}")
-    token = _OVERRIDDEN.set(modes()._replace(**changes))
+    token = OVERRIDDEN.set(modes()._replace(**changes))
     try:
         yield modes()
     finally:
-        _OVERRIDDEN.reset(token)
+        OVERRIDDEN.reset(token)
 
 
 def splits_fp32() -> bool:

@@ -22,7 +22,7 @@ from clgemm.api.ufunc_result import wrapped
 from clgemm.dispatch.route import DEEP
 from clgemm.host import blas as host_blas
 from clgemm.problem import AS_GIVEN, BY_DTYPE, Call, dtype_of_product
-from clgemm.settings import chooses_route
+from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, chooses_route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
-_NDARRAY, _numpys, _chooses = np.ndarray, host_blas.matmul, chooses_route
+_NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
@@ -104,26 +104,34 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
-    if not given:
-        if type(x1) is _NDARRAY is type(x2) and (out is None or type(out) is _NDARRAY):
-            # Every check costs a small product a twentieth of its time, and a tenth after others.
-            if x1.ndim == 2 == x2.ndim and len(x2) > 1:
-                k, n = x2.shape
-                size = x1.size
-                if (
-                    size * n <= _LEAST or size * n <= (
-                        _ROWS if n == 1 or size == k else _MOST if k >= DEEP else _SHALLOW
-                    ).get(x1.dtype, 0)
-                ) and _chooses():  # fmt: skip
+    # Every check costs a small product a twentieth of its time, and a tenth after others.
+    # What says that it is an array is one to NumPy, too.
+    if not given and (
+        x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
+    ):
+        first, then = small.matmul, repeated.matmul
+        if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
+            if x1.ndim == 2 == x2.ndim and (k := len(x2)) > 1:
+                size = x2.size
+                product = len(x1) * size
+                if product <= _LEAST or product <= (
+                    _ROWS if size in (k, product) else _MOST if k >= DEEP else _SHALLOW
+                ).get(x1.dtype, 0):
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                first, then = repeated.matmul, small.matmul
-            else:
-                first, then = small.matmul, repeated.matmul
-            product = first(x1, x2, out)
-            if product is None:
-                product = then(x1, x2, out)
-            if product is not None:
-                return product
+                first, then = then, first
+            elif (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
+                return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+        found = first(x1, x2, out)
+        if found is None:
+            found = then(x1, x2, out)
+        if found is not None:
+            return found
+    return _met_first(x1, x2, out, given)
+
+
+def _met_first(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
+    """Multiply what is neither small nor like an earlier product."""
+    if not given:
         if is_device_array(x1):
             if type(out) is tuple and len(out) == 1:
                 (out,) = out

@@ -267,6 +267,8 @@ class _ByDevice:
         self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], beta: complex = 0.0
     ) -> NDArray[Any] | None:
         known, conj = self._engine, self._conj
+        if not all(type(x) is np.ndarray for x in (a, b, c)):
+            return None  # it only says that it is one
         if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
             return None
         if self._may_be_gram and is_same_memory(a, b):
@@ -302,8 +304,3 @@ def multiplications(a: Any, b: Any) -> int:
     if p <= _MATRIX:
         return int(b.size * (a.shape[-2] if p > 1 else p))
     return 0
-
-
-def extents(a: Any, b: Any) -> tuple[int, int, int]:
-    """Return m, n and k of operands of which one or both may be vectors."""
-    return a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1, a.shape[-1]

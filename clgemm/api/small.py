@@ -6,26 +6,22 @@ taken; whatever is unusual about one is left to the faces, which know every rule
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from clgemm import settings
 from clgemm.api import repeated
-from clgemm.dispatch.explanation import unmeasured
 from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
-from clgemm.problem import BY_DTYPE, ELEMENT_OF, INTEGER_DTYPES
+from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.api.repeated import Arguments
-
-log = logging.getLogger(__name__)
 
 
 class _Routines(dict[np.dtype[Any], Any]):
@@ -54,8 +50,8 @@ _MOST_STACKED = _most(SMALL_STACK)
 """The same for stacks, and for products with vectors."""
 LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
-_WHY = "it is small"
-_FLAGS, _SWITCH = (0, 1, 2), (0, 1)
+_CONJUGATE = 2
+_SWITCH = (0, 1)
 _INTEGERS = frozenset({int, bool})
 _REAL = frozenset({float, int, np.float64, np.float32})
 _COMPLEX = _REAL | {complex, np.complex128, np.complex64}
@@ -76,28 +72,23 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     """
     alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
     if not (
-        type(a) is _NDARRAY and type(b) is _NDARRAY and a.ndim == b.ndim == _MATRIX
-        and a.dtype == dtype == b.dtype
-        and type(trans_a) in _INTEGERS and type(trans_b) in _INTEGERS
-        and trans_a in _FLAGS and trans_b in _FLAGS
-        and type(overwrite_c) in _INTEGERS
-        and type(alpha) in _FACTORS[dtype] and _LEAST <= abs(alpha) <= _MOST
+        a.__class__ is _NDARRAY is b.__class__ and a.ndim == _MATRIX == b.ndim
+        and (a.dtype is dtype is b.dtype or a.dtype == dtype == b.dtype)
+        and (trans_a.__class__ is int is trans_b.__class__ is overwrite_c.__class__
+             or {trans_a.__class__, trans_b.__class__, overwrite_c.__class__} <= _INTEGERS)
+        and 0 <= trans_a <= _CONJUGATE >= trans_b >= 0
+        and (type(alpha) is float or type(alpha) in _FACTORS[dtype])
+        and _LEAST <= abs(alpha) <= _MOST
     ):  # fmt: skip
         return None
-    m, k = a.shape
-    rows, n = b.shape
-    if trans_a:
-        m, k = k, m
-    if trans_b:
-        rows, n = n, rows
+    m, k = a.shape[::-1] if trans_a else a.shape
+    rows, n = b.shape[::-1] if trans_b else b.shape
     product = m * n * k
-    plain = c is None and type(beta) is float and beta == 0.0 and overwrite_c in _SWITCH
+    plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
     if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not settings.chooses_route():
         return repeated.gemm(arguments)
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s", unmeasured(BY_DTYPE[dtype], k, (m, n), _WHY))
     if plain and not (trans_a or trans_b):
         return cast("NDArray[Any]", _ROUTINES[dtype](alpha, a, b))
     return cast("NDArray[Any]", _ROUTINES[dtype](*arguments))
@@ -137,9 +128,6 @@ def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) ->
         product, most = repeated.multiplications(a, b), _MOST_STACKED
     if not 0 < product <= most.get(dtype, 0) or not settings.chooses_route():
         return None
-    if log.isEnabledFor(logging.DEBUG):
-        m, n, k = repeated.extents(a, b)
-        log.debug("%s", unmeasured(ELEMENT_OF[dtype], k, (product // (m * n * k), m, n), _WHY))
     if is_plain and host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)
     return host_blas.matmul(a, b) if out is None else host_blas.matmul(a, b, out)

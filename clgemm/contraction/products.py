@@ -15,9 +15,11 @@ import numpy as np
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.matmul import matmul
+from clgemm.api.small import LEAST
 from clgemm.contraction import device_operations as on_device
 from clgemm.contraction import numpys
 from clgemm.contraction.pairs import pair
+from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +61,8 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     >>> dot([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
+    if out is None and _is_tiny(a, b):
+        return numpys.dot(a, b)
     if (
         a.__class__ is _NDARRAY is b.__class__
         and out is None
@@ -71,16 +75,11 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     if is_device_array(a) or is_device_array(b) or is_device_array(out):
         return _dot_on_device(a, b, out)
     x, y = plain(a), plain(b)
-    if x is None or y is None or not (x.ndim and y.ndim):
-        return numpys.dot(a, b, out)
-    axis = max(0, y.ndim - 2)
-    shape = x.shape[:-1] + y.shape[:axis] + y.shape[axis + 1 :]
-    fits = x.shape[-1] == y.shape[axis]
-    if not fits or not (out is None or _may_hold(out, shape, np.result_type(x.dtype, y.dtype))):
+    if x is None or y is None or not _fit(x, y, out):
         return numpys.dot(a, b, out)
     if x.ndim == 1 or y.ndim <= _MATRIX:
         return matmul(x, y) if out is None else matmul(x, y, out=out)
-    return contract(x, y, [x.ndim - 1], [axis], out)
+    return contract(x, y, [x.ndim - 1], [y.ndim - 2], out)
 
 
 @stands_in_for(lambda: numpys.inner)
@@ -108,6 +107,8 @@ def inner(a: Any, b: Any, /) -> Any:
     >>> inner([[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]])
     array([[11., 17.]])
     """
+    if _is_tiny(a, b):
+        return numpys.inner(a, b)
     if is_device_array(a) or is_device_array(b):
         on_device.require("inner", a=a, b=b)
         if not (a.ndim and b.ndim) or a.shape[-1] != b.shape[-1]:
@@ -280,6 +281,23 @@ def outer(a: Any, b: Any, out: Any = None) -> Any:
         x, y = on_device.ravelled(a), on_device.ravelled(b)
         return matmul(x.reshape(x.size, 1), y.reshape(1, y.size), out=out)
     return numpys.outer(a, b, out)
+
+
+def _fit(x: NDArray[Any], y: NDArray[Any], out: Any) -> bool:
+    """Tell whether arrays have a dot product, for which `out` is as it has to be."""
+    axis = max(0, y.ndim - 2)
+    if not (x.ndim and y.ndim) or x.shape[-1] != y.shape[axis]:
+        return False
+    shape = x.shape[:-1] + y.shape[:axis] + y.shape[axis + 1 :]
+    return out is None or _may_hold(out, shape, np.result_type(x.dtype, y.dtype))
+
+
+def _is_tiny(a: Any, b: Any) -> bool:
+    """Tell whether NumPy multiplies in less time than it takes to look at the operands."""
+    return (
+        a.__class__ is _NDARRAY is b.__class__ and 0 < a.ndim <= _MATRIX >= b.ndim
+        and len(a) * b.size <= LEAST and chooses_route()
+    )  # fmt: skip
 
 
 def plain(x: Any, *, subclasses: bool = False) -> NDArray[Any] | None:

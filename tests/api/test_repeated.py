@@ -306,3 +306,36 @@ assert "scipy.linalg" not in sys.modules
 """
     run = run_python(program)
     assert run.returncode == 0, run.stderr
+
+
+class Proxy:
+    """Something that says of itself that it is an array, as wrappers of other packages do."""
+
+    def __init__(self, x):
+        self._x = x
+
+    @property
+    def __class__(self):
+        return np.ndarray
+
+    def __len__(self):
+        return len(self._x)
+
+    def __getattr__(self, name):
+        return getattr(self._x, name)
+
+
+@pytest.mark.parametrize("route", ["auto", "device"])
+def test_what_only_says_that_it_is_an_array(route, operands, monkeypatch):
+    monkeypatch.setenv("CLGEMM_ROUTE", route)
+    for a, b in (operands, (operands[0][:3, :2], operands[1][:2, :3])):
+        for _ in range(3):
+            clgemm.matmul(a, b)
+            clgemm.dgemm(1.0, a, b)
+        for x, y in ((Proxy(a), b), (a, Proxy(b))):
+            got = clgemm.matmul(x, y)
+            assert type(got) is np.ndarray
+            np.testing.assert_allclose(got, a @ b, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(clgemm.dgemm(1.0, x, y), a @ b, rtol=1e-9, atol=1e-12)
+        with pytest.raises(TypeError):
+            clgemm.matmul(a, b, out=Proxy(np.empty((len(a), b.shape[1]), a.dtype)))
