@@ -109,7 +109,6 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     if not given and (
         x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
     ):
-        first, then = small.matmul, repeated.matmul
         if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
             if x1.ndim == 2 == x2.ndim and (k := len(x2)) > 1:
                 size = x2.size
@@ -118,12 +117,13 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                     _ROWS if size in (k, product) else _MOST if k >= DEEP else _SHALLOW
                 ).get(x1.dtype, 0):
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                first, then = then, first
-            elif (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
+                found = repeated.matmul(x1, x2, out, True)
+                return _met_first(x1, x2, out, given) if found is None else found
+            if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-        found = first(x1, x2, out)
+        found = small.matmul(x1, x2, out)
         if found is None:
-            found = then(x1, x2, out)
+            found = repeated.matmul(x1, x2, out)
         if found is not None:
             return found
     return _met_first(x1, x2, out, given)

@@ -32,23 +32,34 @@ Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
 """Of SciPy's gemm, in its order: alpha, a, b, beta, c, trans_a, trans_b, overwrite_c."""
 
 log = logging.getLogger(__name__)
+_all, _root = logging.getLogger("clgemm"), logging.getLogger()
 
 _CONJUGATE = 2
 _MATRIX = 2  # axes
 
 
-def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:
-    """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None."""
+def matmul(
+    a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None, auto: bool = False
+) -> Any:
+    """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None.
+
+    `auto` tells that the route is known to be "auto".
+    """
     device = registry.opened()
     if device is None:
         return None
     kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
     compute = device.repeated.get(kind if out is None else _kind(a, b, out))
-    if compute is None or log.isEnabledFor(logging.DEBUG):
+    if compute is None or _is_logged():
         return None
-    if compute.__class__ is not _ByDevice and not settings.chooses_route():
+    if not auto and compute.__class__ is not _ByDevice and not settings.chooses_route():
         return None
     return compute(a, b) if out is None else compute(a, b, out)
+
+
+def _is_logged() -> bool:
+    """Tell whether a line is wanted of each call, with less to look at than a logger has."""
+    return (_all.level or _root.level) <= logging.DEBUG
 
 
 def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
@@ -94,7 +105,7 @@ def gemm(arguments: Arguments) -> NDArray[Any] | None:
     if device is None:
         return None
     compute = device.repeated.get(_gemm_kind(arguments))
-    if compute is None or log.isEnabledFor(logging.DEBUG):
+    if compute is None or _is_logged():
         return None
     if compute.__class__ is not _ByDevice and not settings.chooses_route():
         return None
