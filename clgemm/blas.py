@@ -208,7 +208,8 @@ def _gemm(
     conj_a, conj_b = is_complex and trans_a == _CONJUGATE, is_complex and trans_b == _CONJUGATE
     hosted = engines.compute(Call.of(alpha, op_a, op_b, beta, target, conj_a, conj_b))
     if alpha != 0:
-        repeated.remember_gemm((alpha, a, b, beta, c, trans_a, trans_b, overwrite_c), hosted=hosted)
+        arguments = (alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
+        repeated.remember_gemm(arguments, None if hosted else target)
     return result
 
 

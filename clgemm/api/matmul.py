@@ -160,8 +160,12 @@ def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
     if call is None:
         # An override is shown the keywords of the call, hence all that the user gave.
         return host_blas.matmul(x1, x2, **asked)
-    if _compute(call, fresh=out is None) and not given.keys() - {"out"}:
-        repeated.remember(x1, x2, out, hosted=True)
+    hosted = _compute(call, fresh=out is None)
+    if not given.keys() - {"out"}:
+        if hosted:
+            repeated.remember(x1, x2, out, None)
+        elif out is None:
+            repeated.remember_stack(x1, x2, call.result)
     return wrapped(call.result, x1, x2, out, given.get("subok", True))
 
 
@@ -182,7 +186,7 @@ def _plain(a: Any, b: Any, out: Any) -> NDArray[Any] | None:
     else:
         return None
     hosted = integers.compute(Call.of(1.0, a, b, 0.0, c), host_blas.multiply)
-    repeated.remember(a, b, out, hosted=hosted)
+    repeated.remember(a, b, out, None if hosted else c)
     return c
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from clgemm import settings
+from clgemm.api import stacks
 from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from clgemm.dispatch.engine import Engine
 
@@ -52,7 +54,7 @@ def matmul(
     compute = device.repeated.get(kind if out is None else _kind(a, b, out))
     if compute is None or _is_logged():
         return None
-    if not auto and compute.__class__ is not _ByDevice and not settings.chooses_route():
+    if not (auto or isinstance(compute, _ByDevice) or settings.chooses_route()):
         return None
     return compute(a, b) if out is None else compute(a, b, out)
 
@@ -62,10 +64,11 @@ def _is_logged() -> bool:
     return (_all.level or _root.level) <= logging.DEBUG
 
 
-def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
+def remember(a: Any, b: Any, out: Any, computed: NDArray[Any] | None) -> None:
     """Keep how a product of such arrays was computed: by the host as NumPy does, or by the device.
 
-    That `out` overlaps neither operand where the device computes is looked at in each call.
+    `computed` is what the device has computed.  That `out` overlaps neither operand where it does
+    is looked at in each call.
     """
     known = engines.opened()
     arrays = (a, b) if out is None else (a, b, out)
@@ -74,14 +77,30 @@ def remember(a: Any, b: Any, out: Any, *, hosted: bool) -> None:
     if not (a.ndim and b.ndim and a.dtype == b.dtype and a.dtype in AS_GIVEN):
         return
     kind = _kind(a, b, out)
-    if hosted:
+    if computed is None:
         compute = _by_host(a, b, out)
-    elif _still_holds(known, kind):  # but not for operands at this place
-        return
+    elif not a.ndim == b.ndim == _MATRIX or _still_holds(known, kind):
+        return  # it holds, but not for operands at this place
     else:
-        compute = _ByDevice.of_matmul(known, a, b, out)
+        compute = _ByDevice.of(known, Call.of(1.0, a, b, 0.0, computed))
     if compute is not None:
         known.repeat(kind, compute)
+
+
+def remember_stack(a: Any, b: Any, result: NDArray[Any]) -> None:
+    """Keep how the device computed a fresh stack of matrices, if it was all at once."""
+    known = engines.opened()
+    if known is None or not (type(a) is np.ndarray is type(b) and result.flags.c_contiguous):
+        return
+    if not (a.ndim >= _MATRIX <= b.ndim and a.dtype == b.dtype == result.dtype in BY_DTYPE):
+        return
+    kind, problems = _kind(a, b, None), stacks.fold(a, b, result)
+    if len(problems) == 1 and not _still_holds(known, kind):
+        left, right, product = problems[0]
+        compute = _StackByDevice.of(known, Call.of(1.0, left, right, 0.0, product))
+        if compute is not None:
+            compute.result = result.shape
+            known.repeat(kind, compute)
 
 
 def _kind(a: Any, b: Any, out: Any) -> Hashable:
@@ -107,24 +126,31 @@ def gemm(arguments: Arguments) -> NDArray[Any] | None:
     compute = device.repeated.get(_gemm_kind(arguments))
     if compute is None or _is_logged():
         return None
-    if compute.__class__ is not _ByDevice and not settings.chooses_route():
+    if not (isinstance(compute, _ByDevice) or settings.chooses_route()):
         return None
     found: NDArray[Any] | None = compute.gemm(arguments)
     return found
 
 
-def remember_gemm(arguments: Arguments, *, hosted: bool) -> None:
-    """Keep how a BLAS product was computed whose result is of its own or as `c` lies."""
+def remember_gemm(arguments: Arguments, computed: NDArray[Any] | None) -> None:
+    """Keep how a BLAS product was computed whose result is of its own or as `c` lies.
+
+    `computed` is what the device has computed, None if the host has.
+    """
     known = engines.opened()
     _, a, b, _, _, _, trans_b, _ = arguments
     n = b.shape[0 if trans_b else 1]
     if known is None or not 0 < n * a.size <= host_blas.LONG:
         return
     kind = _gemm_kind(arguments)
-    if not hosted and _still_holds(known, kind):
+    compute: Any
+    if computed is None:
+        by_host = _LineByHost if 1 in (n, a.size * n // b.size) else _GemmByHost
+        compute = by_host(arguments)
+    elif _still_holds(known, kind):
         return
-    by_host = _LineByHost if 1 in (n, a.size * n // b.size) else _GemmByHost
-    compute: Any = by_host(arguments) if hosted else _ByDevice.of_gemm(known, arguments)
+    else:
+        compute = _ByDevice.of_gemm(known, arguments, computed)
     if compute is not None:
         known.repeat(kind, compute)
 
@@ -138,7 +164,7 @@ def _gemm_kind(arguments: Arguments) -> Hashable:
 def _still_holds(known: Engine, kind: Hashable) -> bool:
     """Tell whether a decision of the device is kept that is the one of now."""
     compute = known.repeated.get(kind)
-    return compute.__class__ is _ByDevice and compute.holds()
+    return isinstance(compute, _ByDevice) and compute.holds()
 
 
 class _GemmByHost:
@@ -217,29 +243,22 @@ class _ByDevice:
         self._shape = call.c.shape[::-1] if call.transposed else call.c.shape
         self._conj = call.conj_a, call.conj_b
         self._turned = call.transposed
-        (m, n), a, b = call.c.shape, call.a, call.b
-        self._may_be_gram = m == n and a.strides == b.strides[::-1]
+        (m, n), of_a, of_b = call.c.shape[-2:], call.a.strides, call.b.strides
+        self._may_be_gram = m == n and of_a[-2:] == of_b[:-3:-1]
 
     @classmethod
-    def of_matmul(cls, known: Engine, a: Any, b: Any, out: Any) -> _ByDevice | None:
-        """Make what multiplies two matrices into a row-major result."""
-        if not a.ndim == b.ndim == _MATRIX:
-            return None
-        c = np.empty((a.shape[0], b.shape[1]), a.dtype) if out is None else out
-        return cls._of(known, Call.of(1.0, a, b, 0.0, c))
-
-    @classmethod
-    def of_gemm(cls, known: Engine, arguments: Arguments) -> _ByDevice | None:
+    def of_gemm(cls, known: Engine, arguments: Arguments, result: NDArray[Any]) -> _ByDevice | None:
         """Make what multiplies two matrices, perhaps conjugated, into a column-major result."""
         alpha, a, b, beta, c, trans_a, trans_b, _ = arguments
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        result = np.empty((op_a.shape[0], op_b.shape[1]), a.dtype, "F")
+        if result.strides != (a.itemsize, a.itemsize * op_a.shape[0]):
+            return None  # of one row or column, and not as a fresh one lies
         conj = (a.dtype.kind == "c" and x == _CONJUGATE for x in (trans_a, trans_b))
-        return cls._of(known, Call.of(alpha, op_a, op_b, 0.0 if c is None else beta, result, *conj))
+        return cls.of(known, Call.of(alpha, op_a, op_b, 0.0 if c is None else beta, result, *conj))
 
     @classmethod
     @reentry.entry(nested=lambda *_: None)
-    def _of(cls, known: Engine, call: Call) -> _ByDevice | None:
+    def of(cls, known: Engine, call: Call) -> Self | None:
         """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
         if call.is_gram or call.c.dtype != call.a.dtype or engines.partners_of(known):
             return None
@@ -284,10 +303,12 @@ class _ByDevice:
             return None
         if self._may_be_gram and is_same_memory(a, b):
             return None
-        if self._turned:
+        if not self._turned:
+            call = Call(alpha, a, b, beta, c, conj[0], conj[1])
+        elif c.ndim == _MATRIX:
             call = Call(alpha, b.T, a.T, beta, c.T, conj[0], conj[1], transposed=True)
         else:
-            call = Call(alpha, a, b, beta, c, conj[0], conj[1])
+            call = Call.of(alpha, a, b, beta, c)
         try:
             known.run(self._decision, call)
         except (DeviceError, MemoryError):
@@ -295,6 +316,21 @@ class _ByDevice:
                 raise
             return None  # the long way has NumPy compute what a device fails to
         return c
+
+
+class _StackByDevice(_ByDevice):
+    """Multiplies stacks of matrices, which are folded each time."""
+
+    result: tuple[int, ...]
+    """The shape of what is returned."""
+
+    def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
+        """Multiply as `numpy.matmul` does; what is kept is kept of calls without `out`."""
+        if out is not None:
+            return None
+        c = np.empty(self.result, a.dtype)
+        ((left, right, product),) = stacks.fold(a, b, c)
+        return None if self._run(1.0, left, right, product) is None else c
 
 
 def _is_aligned(x: NDArray[Any]) -> bool:

@@ -13,6 +13,7 @@ Nothing here computes or copies an element: what comes out are views.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Problem: TypeAlias = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+    _Shape: TypeAlias = tuple[int, ...]
+
+MOST_FOLDS = (
+    1024  # of which the way to fold them is kept: it takes longer to find than small stacks
+)
 
 
 class _Axis(NamedTuple):
@@ -35,6 +41,24 @@ class _Axis(NamedTuple):
     a: int
     b: int
     c: int
+
+
+class _View(NamedTuple):
+    """An operand with some axes merged and the others dropped."""
+
+    axes: tuple[int, ...]
+    """All axes, in order: those that are dropped come first."""
+    first: tuple[Any, ...]
+    """The index that drops them."""
+    shape: tuple[int, ...]
+    """What is left."""
+
+    @classmethod
+    def of(cls, ndim: int, kept: list[int], shape: list[int]) -> _View:
+        """Drop all axes but some, which have size 1 or, once broadcast, stride 0."""
+        dropped = [place for place in range(ndim) if place not in kept]
+        # The ellipsis makes a view even of a single element, which would be a scalar without it.
+        return cls((*dropped, *kept), (*[0] * len(dropped), ...), tuple(shape))
 
 
 def fold(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> list[Problem]:
@@ -83,22 +107,38 @@ def fold(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> list[Problem]:
     return _fold(a, b, c)
 
 
+class _Folds(NamedTuple):
+    """How the operands of one shape are folded: the axes that are kept of each, and its shape."""
+
+    a: _View
+    b: _View
+    c: _View
+    loops: tuple[int, ...]
+    """Sizes of the axes in front that are iterated."""
+
+
 def _fold(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> list[Problem]:
     """Fold operands that have all their batch axes."""
-    row, column = c.ndim - 2, c.ndim - 1
+    found = _folds(c.shape, a.shape[-1], a.strides, b.strides, c.strides)
+    a, b, c = _view(a, found.a), _view(b, found.b), _view(c, found.c)
+    # One empty index if no loop is left.
+    return [(a[i], b[i], c[i]) for i in product(*map(range, found.loops))]
+
+
+@lru_cache(MOST_FOLDS)
+def _folds(shape: _Shape, k: int, of_a: _Shape, of_b: _Shape, of_c: _Shape) -> _Folds:
+    """Find how operands with these strides are folded into a result of this shape."""
+    row, column = len(shape) - 2, len(shape) - 1
     batch = [
         _Axis(place, size, *strides)
-        for place, (size, *strides) in enumerate(
-            zip(c.shape[:-2], a.strides, b.strides, c.strides, strict=False)
-        )
+        for place, (size, *strides) in enumerate(zip(shape[:-2], of_a, of_b, of_c, strict=False))
         if size > 1
     ]
     rows = _core_run(
-        _Axis(row, c.shape[row], a.strides[row], 0, c.strides[row]),
-        [axis for axis in batch if not axis.b],
+        _Axis(row, shape[row], of_a[row], 0, of_c[row]), [axis for axis in batch if not axis.b]
     )
     columns = _core_run(
-        _Axis(column, c.shape[column], 0, b.strides[column], c.strides[column]),
+        _Axis(column, shape[column], 0, of_b[column], of_c[column]),
         [axis for axis in batch if not axis.a and axis not in rows],
     )
     runs = _runs([axis for axis in batch if axis not in rows and axis not in columns])
@@ -106,13 +146,14 @@ def _fold(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> list[Problem]:
     loops = [axis for run in runs if run is not inner for axis in run]
     outer = [axis.place for axis in [*loops, *inner]]
     sizes = [axis.size for axis in loops] + [_count(inner)] * bool(inner)
-    m, n, k = _count(rows), _count(columns), a.shape[-1]
+    m, n = _count(rows), _count(columns)
     row_axes, column_axes = [axis.place for axis in rows], [axis.place for axis in columns]
-    a = _view(a, [*outer, *row_axes, column], [*sizes, m, k])
-    b = _view(b, [*outer, row, *column_axes], [*sizes, k, n])
-    c = _view(c, [*outer, *row_axes, *column_axes], [*sizes, m, n])
-    indices = product(*(range(axis.size) for axis in loops))  # one empty index if no loop is left
-    return [(a[i], b[i], c[i]) for i in indices]
+    return _Folds(
+        _View.of(len(shape), [*outer, *row_axes, column], [*sizes, m, k]),
+        _View.of(len(shape), [*outer, row, *column_axes], [*sizes, k, n]),
+        _View.of(len(shape), [*outer, *row_axes, *column_axes], [*sizes, m, n]),
+        tuple(axis.size for axis in loops),
+    )
 
 
 def _count(run: Iterable[_Axis]) -> int:
@@ -140,16 +181,10 @@ def _core_run(core: _Axis, candidates: list[_Axis]) -> list[_Axis]:
     return max(_runs(candidates), key=_count, default=[])
 
 
-def _view(x: NDArray[Any], kept: list[int], shape: list[int]) -> NDArray[Any]:
-    """Put the kept axes in order, merge them into `shape`, and drop the rest at index 0.
-
-    An axis that is dropped has size 1, or stride 0 because `x` was broadcast along it.
-    """
-    dropped = [place for place in range(x.ndim) if place not in kept]
-    # The ellipsis makes a view even of a single element, which would be a scalar without it.
-    first: tuple[Any, ...] = (*[0] * len(dropped), ...)
-    view: NDArray[Any] = x.transpose(dropped + kept)[first]
-    return view.reshape(shape)
+def _view(x: NDArray[Any], found: _View) -> NDArray[Any]:
+    """Put the kept axes in order, merge them, and drop the rest at index 0."""
+    view: NDArray[Any] = x.transpose(found.axes)[found.first]
+    return view.reshape(found.shape)
 
 
 def is_direct(c: NDArray[Any]) -> bool:

@@ -25,7 +25,7 @@ from clgemm.dispatch.explanation import explained
 from clgemm.dispatch.integers import route_integers
 from clgemm.dispatch.route import HOST, SMALL_SHARED, Route, by_rule, route
 from clgemm.dispatch.times import CopiedTimes, usual_seconds
-from clgemm.dispatch.trial import Sides, Trials
+from clgemm.dispatch.trial import CALL_SECONDS, STACK_SECONDS, Sides, Trials
 from clgemm.errors import ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
@@ -298,7 +298,8 @@ class Engine:
             like = call._replace(beta=0.0, c=c)
             g = describe(*like.operands, like.c, reads_c=False, is_gram=like.is_gram)
             compute = partial(self._run_alone, self.runner(g), like)
-            return Sides(partial(host_blas.multiply, like), compute)
+            more = STACK_SECONDS if batch else CALL_SECONDS
+            return Sides(partial(host_blas.multiply, like), compute, more)
 
         try:
             return self._trials.settle((problem, self.units()), predicted, sides, usual)

@@ -34,9 +34,12 @@ COPY_RATE = 4e9  # bytes a second at which SciPy copies an operand with gaps bef
 REACH = 1.75  # factors of two in an extent, over which what is missed fades
 RIDGE = 0.3  # in shapes: keeps the plane flat where few are near
 HALF = 0.6  # of a product's time, that one takes of which half is computed
-MIRRORED = 4e-9
-"""Seconds of an element that NumPy copies to the other triangle, one by one: 3.5 to 9 ns on a Zen 5
-at 256 to 1024 squares of s, d and c."""
+MIRRORED = 1e-9
+"""Seconds of an element that NumPy copies to the other triangle, one by one: .5 to 2.5 ns on a Zen
+5 at 230 to 3900 squares of s and d, 3.5 to 9 where rows are powers of two apart."""
+MIRRORED_BESIDE = 6e-11
+"""Seconds of a byte of C, in which a CPU device writes a triangle and the other one: 4 to 7e-11 on
+a Zen 5, at 270 to 3900 squares of s and d and short k."""
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
 COPIED_FIRST = 1e-4, 1 / 13e9
 """Seconds of a product whose operands are copied whole: of the call, and of a byte."""
@@ -170,7 +173,12 @@ class BreakEven(NamedTuple):
         return HALF * seconds + MIRRORED * g.batch * g.m * g.n / 2
 
     def device_seconds(self, g: Gemm) -> float:
-        """Predict a problem on the device, transfers included."""
+        """Predict a problem on a device that shares the host's memory."""
+        nbytes = g.batch * g.m * g.n * PRECISIONS[g.precision].itemsize if g.triangle else 0
+        return self.copied_seconds(g) + MIRRORED_BESIDE * nbytes
+
+    def copied_seconds(self, g: Gemm) -> float:
+        """Predict a problem on a device that does not, transfers included."""
         return self.device.one(_shape(g)) * (HALF if g.triangle else 1)
 
 
@@ -222,7 +230,7 @@ class CopiedTimes(NamedTuple):
     def device_seconds(self, g: Gemm) -> float:
         """Predict a problem on the device, transfers included."""
         if self.measured is not None and counts(_shape(g))[2] <= self.measured.device.largest:
-            return self.measured.device_seconds(g)
+            return self.measured.copied_seconds(g)
         return copied_seconds(g.operand_bytes, self.kernels)
 
 

@@ -37,7 +37,8 @@ PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take
 FREE_BUILDS, SHARE_OF_BUILDS = 1.0, 0.1  # the same for the kernels that they need
 MOST_KINDS = 4096
-CALL_SECONDS = 4e-6  # that a call on the device takes before and after what is timed here
+CALL_SECONDS, STACK_SECONDS = 4e-6, 1.2e-5
+"""That a call on the device takes beside what is timed here, of matrices and of stacks."""
 GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
 SHORT_GAIN = 0.92  # the same where the host takes less than SHORT: a trial errs by so much there
 TURN_GAIN = 1.1  # the same in turn with NumPy: half of programs mix, of which few lose by so much
@@ -55,6 +56,7 @@ class Sides(NamedTuple):
 
     host: Callable[[], object]
     device: Callable[[], object]
+    call_seconds: float = CALL_SECONDS
 
 
 class Trials:
@@ -122,7 +124,7 @@ class Trials:
                 host, device = _alone(found, usual)
                 gain = SHORT_GAIN if host < SHORT else GAIN
                 faster, why = HOST, "tried: the host is faster"
-                if device + CALL_SECONDS <= gain * host:
+                if device + found.call_seconds <= gain * host:
                     faster, why = DEVICE, "tried: the device is faster"
                     if device < LONGEST_TURN and not _is_near_in_turn(found, host, device, gain):
                         faster, why = HOST, "tried: the host is faster where both take turns"
@@ -186,7 +188,7 @@ def _block(compute: Callable[[], object], usual: float) -> float:
 
 def _is_near_in_turn(sides: Sides, host: float, device: float, gain: float) -> bool:
     """Tell whether the device is fast enough directly after NumPy, as most programs mix both."""
-    host_in_turn, device_in_turn = map(_in_turn, sides)
+    host_in_turn, device_in_turn = _in_turn(sides.host), _in_turn(sides.device)
     if device_in_turn > TURN_GAIN * host_in_turn:
         return False
     return device + device_in_turn <= gain * (host + host_in_turn)

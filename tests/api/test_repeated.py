@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from clgemm.dispatch import engines
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas, threads
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import registry
 from clgemm.tuning.measure.verify import random_matrix
 
 M, N, K = 170, 110, 130
@@ -61,6 +64,71 @@ def test_later_products_are_the_first_one_bit_by_bit(device, shortly, code, rng)
     np.testing.assert_allclose(clgemm.matmul(2 * a, b), 2 * first["matmul"])
 
 
+STACKS = [
+    ((3, 40, 50), (3, 50, 60)),
+    ((40, 50), (3, 50, 60)),
+    ((3, 40, 50), (50, 60)),
+    ((2, 3, 40, 50), (2, 3, 50, 60)),
+    ((3, 50, 50), (3, 50, 50)),
+]
+
+
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+@pytest.mark.parametrize("shapes", STACKS, ids=str)
+@pytest.mark.parametrize("code", "sz")
+def test_later_stacks_are_the_first_one_bit_by_bit(device, shortly, code, shapes, turned, rng):
+    device.require(PRECISIONS[code])
+    a, b = (
+        random_matrix(rng, PRECISIONS[code], math.prod(shape[:-1]), shape[-1]).reshape(shape)
+        for shape in shapes
+    )
+    a, b = (
+        np.swapaxes(x.swapaxes(-1, -2).copy(), -1, -2) if name in turned else x
+        for name, x in zip("ab", (a, b), strict=True)
+    )
+    first = clgemm.matmul(a, b)
+    shortly()
+    again = clgemm.matmul(a, b)
+    assert again.tobytes() == first.tobytes()
+    assert again.strides == first.strides
+    assert again.flags.owndata
+    np.testing.assert_allclose(clgemm.matmul(2 * a, b), 2 * first, rtol=1e-5)
+    with pytest.raises(TypeError):
+        clgemm.matmul(a[..., :-1], b[..., :-1, :])
+
+
+def test_a_stack_times_its_own_transpose_takes_the_long_way(shortly, rng):
+    """Which is symmetric then, unlike a product of that kind with another stack."""
+    a, b = rng.uniform(-1, 1, (2, 3, 50, 40))
+    clgemm.matmul(a, b.swapaxes(1, 2))
+    shortly()
+    clgemm.matmul(a, b.swapaxes(1, 2))
+    with pytest.raises(TypeError):
+        clgemm.matmul(a, a.swapaxes(1, 2))
+
+
+def test_a_product_takes_memory_for_its_result_alone(device, monkeypatch, rng):
+    """Else the system takes it back after each call, and page faults take as long as the product.
+
+    Products of a matrix with itself, of which nothing is kept, are looked at each time.
+    """
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    with registry.using(device):
+        a = np.asfortranarray(rng.uniform(-1, 1, (700, 20)))
+        calls = (
+            lambda: clgemm.matmul(a, a.T), lambda: clgemm.dgemm(1.0, a, a, trans_b=1),
+            lambda: clgemm.matmul(a, 2 * a.T), lambda: clgemm.dgemm(1.0, a, 2 * a, trans_b=1),
+        )  # fmt: skip
+        for call in calls:
+            call()
+            tracemalloc.start()
+            try:
+                nbytes = call().nbytes
+                assert nbytes <= tracemalloc.get_traced_memory()[1] < 1.5 * nbytes
+            finally:
+                tracemalloc.stop()
+
+
 @pytest.mark.parametrize("route", ["device", "auto"])
 @pytest.mark.parametrize("code", "sdcz")
 def test_later_gemms_read_and_write_c_as_the_first_one(device, code, route, rng, monkeypatch):
@@ -81,7 +149,7 @@ def test_later_gemms_read_and_write_c_as_the_first_one(device, code, route, rng,
         if route == "auto":
             known.forget()
             arguments = (2.0, a, y, beta, c, 0, trans, overwrite)
-            repeated.remember_gemm(arguments, hosted=True)
+            repeated.remember_gemm(arguments, None)
         monkeypatch.setenv("CLGEMM_ROUTE", route)
         monkeypatch.setattr(engines, "compute", None)
         mine = c.copy(order)
@@ -204,9 +272,9 @@ def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monk
     a, b = operands
     known = engines.of(device)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
-    repeated.remember(a, b, None, hosted=True)
+    repeated.remember(a, b, None, None)
     arguments = (2.0, a, b, 0.0, None, 0, 0, 0)
-    repeated.remember_gemm(arguments, hosted=True)
+    repeated.remember_gemm(arguments, None)
     assert repeated.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
     np.testing.assert_allclose(repeated.gemm(arguments), 2 * (a @ b))
     monkeypatch.setenv("CLGEMM_ROUTE", "device")

@@ -222,10 +222,10 @@ def efforts(monkeypatch):
 
 def multiply(n, code="s", k=None):
     """Compute, and tell how it was decided."""
-    x = np.ones((n, k or n), PRECISIONS[code].dtype, "F")
-    product = getattr(clgemm, f"{code}gemm")(1.0, x, x, trans_b=1)
+    x, y = (np.ones((n, k or n), PRECISIONS[code].dtype, "F") for _ in "xy")
+    product = getattr(clgemm, f"{code}gemm")(1.0, x, y, trans_b=1)
     np.testing.assert_array_equal(product, np.full((n, n), k or n))
-    return clgemm.explain(x, x, trans_b=1)
+    return clgemm.explain(x, y, trans_b=1)
 
 
 def test_a_search_in_a_call_leaves_time_to_measure(on_cores, efforts, measurements):
@@ -515,5 +515,8 @@ def test_half_of_a_gram_product_is_predicted_where_half_is_computed():
     halved = times.HALF * whole[0] + times.MIRRORED * 200 * 200 / 2  # and mirrored, by a loop
     for triangle, host in ((SYMMETRIC, halved), (HERMITIAN, whole[0])):
         half = general._replace(triangle=triangle)
-        found = both.host_seconds(half), both.device_seconds(half)
+        found = both.host_seconds(half), both.copied_seconds(half)
         assert found == pytest.approx((host, times.HALF * whole[1]))
+        mirrored = both.device_seconds(half) - both.copied_seconds(half)
+        assert mirrored == pytest.approx(times.MIRRORED_BESIDE * 16 * 200 * 200)
+    assert both.device_seconds(general) == both.copied_seconds(general)

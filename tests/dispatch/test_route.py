@@ -366,7 +366,7 @@ def test_a_product_that_the_host_computes_is_found_again(fresh, monkeypatch):
 
 def test_what_was_found_is_forgotten_when_parameters_change(fresh):
     x = np.ones((100, 100), np.float32)
-    repeated.remember(x, x, None, hosted=True)
+    repeated.remember(x, x, None, None)
     assert repeated.matmul(x, x) is not None
     fresh.forget()
     assert repeated.matmul(x, x) is None

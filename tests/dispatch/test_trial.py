@@ -138,6 +138,13 @@ def test_a_device_is_timed_while_the_host_s_idle_threads_sleep(trials, clock, mo
     assert not asleep
 
 
+@pytest.mark.parametrize(("more", "where"), [(1e-5, DEVICE), (3e-5, HOST)])
+def test_what_a_call_takes_beside_the_device_counts(trials, clock, more, where):
+    _, both = sides(clock, 1e-4, 7e-5)
+    found = trials.settle("kind", NEAR, lambda: both()._replace(call_seconds=more))
+    assert found.where == where
+
+
 def test_the_first_trial_wakes_the_device_s_threads(trials, clock, monkeypatch):
     """The first runs of a process take much longer than later ones, whatever they compute."""
     monkeypatch.setattr(trial, "FIRST_SECONDS", 1e-2)
