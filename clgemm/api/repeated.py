@@ -52,6 +52,8 @@ def matmul(
         return None
     kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
     compute = device.repeated.get(kind if out is None else _kind(a, b, out))
+    if compute.__class__ is _ByOperands:
+        compute = compute.get(is_same_memory(a, b))
     if compute is None or _is_logged():
         return None
     if not (auto or isinstance(compute, _ByDevice) or settings.chooses_route()):
@@ -79,12 +81,11 @@ def remember(a: Any, b: Any, out: Any, computed: NDArray[Any] | None) -> None:
     kind = _kind(a, b, out)
     if computed is None:
         compute = _by_host(a, b, out)
-    elif not a.ndim == b.ndim == _MATRIX or _still_holds(known, kind):
+    elif not a.ndim == b.ndim == _MATRIX or _still_holds(known, kind, is_same_memory(a, b)):
         return  # it holds, but not for operands at this place
     else:
         compute = _ByDevice.of(known, Call.of(1.0, a, b, 0.0, computed))
-    if compute is not None:
-        known.repeat(kind, compute)
+    _keep(known, kind, compute, (a, b), is_gram=is_same_memory(a, b))
 
 
 def remember_stack(a: Any, b: Any, result: NDArray[Any]) -> None:
@@ -95,18 +96,40 @@ def remember_stack(a: Any, b: Any, result: NDArray[Any]) -> None:
     if not (a.ndim >= _MATRIX <= b.ndim and a.dtype == b.dtype == result.dtype in BY_DTYPE):
         return
     kind, problems = _kind(a, b, None), stacks.fold(a, b, result)
-    if len(problems) == 1 and not _still_holds(known, kind):
+    is_gram = is_same_memory(a, b)
+    if len(problems) == 1 and not _still_holds(known, kind, is_gram):
         left, right, product = problems[0]
         compute = _StackByDevice.of(known, Call.of(1.0, left, right, 0.0, product))
         if compute is not None:
             compute.result = result.shape
-            known.repeat(kind, compute)
+        _keep(known, kind, compute, (a, b), is_gram=is_gram)
 
 
 def _kind(a: Any, b: Any, out: Any) -> Hashable:
     """Tell what a decision depends on: operands that lie otherwise have one of their own."""
     kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
     return kind if out is None else (*kind, out.dtype, out.shape, out.strides)
+
+
+class _ByOperands(dict[bool, Any]):
+    """What computes products of a kind, by whether both operands are one matrix.
+
+    Of such a product half may be computed, by either side.
+    """
+
+
+def _keep(known: Engine, kind: Hashable, compute: Any, factors: Any, *, is_gram: bool) -> None:
+    """Keep what computes a kind of products, if anything does, and of which operands."""
+    if compute is None:
+        return
+    a, b = factors
+    turned = b.swapaxes(-1, -2) if b.ndim >= _MATRIX else b
+    if a.shape == turned.shape and a.strides == turned.strides:
+        found = known.repeated.get(kind)
+        by_operands = found if found.__class__ is _ByOperands else _ByOperands()
+        by_operands[is_gram] = compute
+        compute = by_operands
+    known.repeat(kind, compute)
 
 
 def _by_host(a: NDArray[Any], b: NDArray[Any], out: Any) -> Any:
@@ -124,6 +147,8 @@ def gemm(arguments: Arguments) -> NDArray[Any] | None:
     if device is None:
         return None
     compute = device.repeated.get(_gemm_kind(arguments))
+    if compute.__class__ is _ByOperands:
+        compute = compute.get(_is_gram(arguments))
     if compute is None or _is_logged():
         return None
     if not (isinstance(compute, _ByDevice) or settings.chooses_route()):
@@ -142,17 +167,24 @@ def remember_gemm(arguments: Arguments, computed: NDArray[Any] | None) -> None:
     n = b.shape[0 if trans_b else 1]
     if known is None or not 0 < n * a.size <= host_blas.LONG:
         return
-    kind = _gemm_kind(arguments)
+    kind, is_gram = _gemm_kind(arguments), _is_gram(arguments)
     compute: Any
     if computed is None:
         by_host = _LineByHost if 1 in (n, a.size * n // b.size) else _GemmByHost
         compute = by_host(arguments)
-    elif _still_holds(known, kind):
+    elif _still_holds(known, kind, is_gram):
         return
     else:
         compute = _ByDevice.of_gemm(known, arguments, computed)
-    if compute is not None:
-        known.repeat(kind, compute)
+    factors = a.T if arguments[5] else a, b.T if trans_b else b
+    _keep(known, kind, compute, factors, is_gram=is_gram)
+
+
+def _is_gram(arguments: Arguments) -> bool:
+    """Tell what `Call.is_gram` says of the call."""
+    alpha, a, b, _, _, trans_a, trans_b, _ = arguments
+    alike = a.dtype.kind != "c" or (trans_a == _CONJUGATE) == (trans_b == _CONJUGATE)
+    return is_same_memory(a, b) and (alike or alpha.imag == 0)
 
 
 def _gemm_kind(arguments: Arguments) -> Hashable:
@@ -161,9 +193,11 @@ def _gemm_kind(arguments: Arguments) -> Hashable:
     return a.dtype, a.shape, a.strides, trans_a, b.dtype, b.shape, b.strides, trans_b, reads_c
 
 
-def _still_holds(known: Engine, kind: Hashable) -> bool:
+def _still_holds(known: Engine, kind: Hashable, is_gram: bool) -> bool:
     """Tell whether a decision of the device is kept that is the one of now."""
     compute = known.repeated.get(kind)
+    if compute.__class__ is _ByOperands:
+        compute = compute.get(is_gram)
     return isinstance(compute, _ByDevice) and compute.holds()
 
 
@@ -243,8 +277,6 @@ class _ByDevice:
         self._shape = call.c.shape[::-1] if call.transposed else call.c.shape
         self._conj = call.conj_a, call.conj_b
         self._turned = call.transposed
-        (m, n), of_a, of_b = call.c.shape[-2:], call.a.strides, call.b.strides
-        self._may_be_gram = m == n and of_a[-2:] == of_b[:-3:-1]
 
     @classmethod
     def of_gemm(cls, known: Engine, arguments: Arguments, result: NDArray[Any]) -> _ByDevice | None:
@@ -260,7 +292,7 @@ class _ByDevice:
     @reentry.entry(nested=lambda *_: None)
     def of(cls, known: Engine, call: Call) -> Self | None:
         """Make it unless something else than the arrays' shapes may decide on calls of the kind."""
-        if call.is_gram or call.c.dtype != call.a.dtype or engines.partners_of(known):
+        if call.c.dtype != call.a.dtype or engines.partners_of(known):
             return None
         try:
             found = cls(known, call)
@@ -300,8 +332,6 @@ class _ByDevice:
         if not all(type(x) is np.ndarray for x in (a, b, c)):
             return None  # it only says that it is one
         if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
-            return None
-        if self._may_be_gram and is_same_memory(a, b):
             return None
         if not self._turned:
             call = Call(alpha, a, b, beta, c, conj[0], conj[1])

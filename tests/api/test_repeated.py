@@ -97,22 +97,59 @@ def test_later_stacks_are_the_first_one_bit_by_bit(device, shortly, code, shapes
         clgemm.matmul(a[..., :-1], b[..., :-1, :])
 
 
-def test_a_stack_times_its_own_transpose_takes_the_long_way(shortly, rng):
-    """Which is symmetric then, unlike a product of that kind with another stack."""
-    a, b = rng.uniform(-1, 1, (2, 3, 50, 40))
-    clgemm.matmul(a, b.swapaxes(1, 2))
+@pytest.mark.parametrize("shape", [(200, 90), (3, 70, 60)], ids=str)
+def test_a_matrix_times_its_transpose_is_kept_apart_from_other_products(shortly, shape, rng):
+    """Both are of one kind, but of the first half is computed, and it is symmetric."""
+    a, b = (rng.uniform(-1, 1, shape) for _ in "ab")
+    at, bt = a.swapaxes(-1, -2), b.swapaxes(-1, -2)
+    general, gram = clgemm.matmul(a, bt), clgemm.matmul(a, at)
     shortly()
-    clgemm.matmul(a, b.swapaxes(1, 2))
-    with pytest.raises(TypeError):
-        clgemm.matmul(a, a.swapaxes(1, 2))
+    for _ in range(2):
+        assert clgemm.matmul(a, bt).tobytes() == general.tobytes()
+        assert clgemm.matmul(a, at).tobytes() == gram.tobytes()
+    np.testing.assert_array_equal(gram, gram.swapaxes(-1, -2))
+    np.testing.assert_allclose(gram, a @ at, atol=1e-12)
+
+
+@pytest.mark.parametrize("code", "dz")
+def test_gemms_with_one_matrix_are_kept_apart_from_other_ones(shortly, code, rng):
+    """A product with its own conjugate is Hermitian only if alpha is real."""
+    a, b = (random_matrix(rng, PRECISIONS[code], 150, 70) for _ in "ab")
+    gemm, trans = getattr(clgemm, f"{code}gemm"), 2 if code == "z" else 1
+    factors = (1.5, 2j) if code == "z" else (1.5,)
+    cases = [(alpha, a, x) for alpha in factors for x in (a, b)]
+    first = [gemm(alpha, x, y, trans_b=trans) for alpha, x, y in cases]
+    shortly()
+    for _ in range(2):
+        again = [gemm(alpha, x, y, trans_b=trans) for alpha, x, y in cases]
+        assert [x.tobytes() for x in again] == [x.tobytes() for x in first]
+    for (alpha, x, y), found in zip(cases, again, strict=True):
+        np.testing.assert_allclose(found, alpha * (x @ y.conj().T), atol=1e-11)
+    np.testing.assert_array_equal(again[0], again[0].conj().T)
+
+
+def test_the_host_s_products_with_one_matrix_leave_others_to_the_device(device, monkeypatch, rng):
+    """Equal calls give equal bits, whatever is called between them."""
+    a, b = (rng.uniform(-1, 1, (200, 90)) for _ in "ab")
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    engines.of(device).forget()
+    with registry.using(device):
+        first = clgemm.matmul(a, b.T)
+        monkeypatch.setenv("CLGEMM_ROUTE", "auto")
+        repeated.remember(a, a.T, None, None)
+        repeated.remember_gemm((1.0, a, a, 0.0, None, 0, 1, 0), None)
+        assert repeated.matmul(a, a.T).tobytes() == np.matmul(a, a.T).tobytes()
+        monkeypatch.setenv("CLGEMM_ROUTE", "device")
+        assert repeated.matmul(a, a.T) is None
+        assert repeated.matmul(a, b.T).tobytes() == first.tobytes()
+    engines.of(device).forget()
 
 
 def test_a_product_takes_memory_for_its_result_alone(device, monkeypatch, rng):
-    """Else the system takes it back after each call, and page faults take as long as the product.
-
-    Products of a matrix with itself, of which nothing is kept, are looked at each time.
-    """
+    """Else the system takes it back after each call, and page faults take as long as a product."""
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    monkeypatch.setattr(repeated, "matmul", lambda *_: None)
+    monkeypatch.setattr(repeated, "gemm", lambda *_: None)
     with registry.using(device):
         a = np.asfortranarray(rng.uniform(-1, 1, (700, 20)))
         calls = (
@@ -230,20 +267,6 @@ def test_misaligned_operands_are_not_taken(device, shortly, code, rng):
     for moved in places:
         with pytest.raises(TypeError):  # the long way, which copies them
             clgemm.matmul(moved, b)
-
-
-def test_a_gram_product_is_none_of_a_kind_with_others(shortly, rng):
-    """Of equal shapes and strides, but computed by halves."""
-    a, b = (random_matrix(rng, PRECISIONS["d"], M, M) for _ in "ab")
-    general = clgemm.matmul(a, b.T)
-    gram = clgemm.matmul(a, a.T)
-    assert (gram == gram.T).all()
-    np.testing.assert_allclose(general, a @ b.T, atol=1e-12)
-    assert (clgemm.matmul(b, b.T) == clgemm.matmul(b, b.T).T).all()
-    shortly()
-    assert clgemm.matmul(a, b.T).tobytes() == general.tobytes()
-    with pytest.raises(TypeError):
-        clgemm.matmul(a, a.T)
 
 
 def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
