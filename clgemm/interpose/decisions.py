@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from clgemm import settings
 from clgemm.dispatch import engines
 from clgemm.dispatch.route import DEVICE, SMALL_SHARED, TIE, route, small_flops
-from clgemm.dispatch.times import HALF
+from clgemm.dispatch.times import HALF, MIRRORED
 from clgemm.interpose import stub, triangles
 from clgemm.tuning.shapes import Shape
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from clgemm.interpose.arguments import Product
     from clgemm.problem import Call, Precision
 
-LEAST_SECONDS = 20e-6  # of the host: what takes less is not worth the 4 us that Python takes
+SHOWN_SECONDS = 1.5e-4
+"""That a call on the device takes besides: on a Zen 5 60 us among others, half to show it to Python
+and half to stop the threads of the program's own BLAS, and 300 after some milliseconds in which a
+program did something else, since threads sleep then and caches are cold."""
 NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
 _CUBES = tuple(
     Shape(n, n, n)
@@ -76,9 +79,10 @@ def _may_win(engine: Engine, shape: Shape, precision: Precision) -> bool:
     problem, traits = shape.problem(precision.code), engine.device.traits
     chosen = route(traits, problem, settings.ROUTES[0], engine.known_times(problem))
     host, device = chosen.host_seconds, chosen.device_seconds
-    if host is None or device is None or host < LEAST_SECONDS:
+    if host is None or device is None:
         return False
-    return chosen.where == DEVICE or (engine.tries and device < NEARLY * host)
+    device += SHOWN_SECONDS
+    return (chosen.where == DEVICE and device <= host) or (engine.tries and device < NEARLY * host)
 
 
 def kind(engine: Engine, code: str, x: Product) -> Hashable:
@@ -135,13 +139,16 @@ def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, flo
     host, device = chosen.host_seconds, chosen.device_seconds
     if x.part == "whole" or host is None or device is None:
         return host, device
-    # Of symmetric products the host's time is syrk's already.
+    # Of symmetric products the host's time is syrk's already, and that of a copy to the other half.
     is_symmetric = x.is_gram and x.conj_a == x.conj_b
+    mirrored = min(MIRRORED * x.n * x.n / 2, host / 2)
     size = x.n * x.n * itemsize
     merging = size / MERGE_RATE + (size / FRESH_RATE if size > triangles.MOST_KEPT else 0)
-    return host if is_symmetric else HALF * host, device + merging
+    return host - mirrored if is_symmetric else HALF * host, device + merging
 
 
 def _pays(x: Product, host: float | None, device: float | None) -> bool:
-    """Tell whether the device is still the faster side, where all of C is; unless it is wanted."""
-    return x.part == "whole" or host is None or device is None or device <= TIE * host
+    """Tell whether the device is still the faster side of a call as it is; unless it is wanted."""
+    if host is None or device is None:
+        return True
+    return device + SHOWN_SECONDS <= (1 if x.part == "whole" else TIE) * host

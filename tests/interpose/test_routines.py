@@ -334,3 +334,6 @@ def test_a_triangle_goes_to_the_device_where_that_takes_less_time_with_it():
         assert pays(product("upper", routine), 10e-3, 4e-3)
     assert not pays(product("lower"), 10e-3, 9e-3, itemsize=16)  # and 1.6 ms for the triangle
     assert pays(product("lower"), None, None)  # the device is wanted
+    shown = decisions.SHOWN_SECONDS
+    assert not pays(product("whole", "gemm"), 1e-3, 1e-3 - 0.9 * shown)
+    assert pays(product("whole", "gemm"), 1e-3, 1e-3 - 1.1 * shown)
