@@ -164,7 +164,9 @@ seconds, values = {"without": [], "with": []}, {}
 for turn in range(TURNS + 1):
     for way in ("without", "with") if turn % 2 else ("with", "without"):
         with clgemm.interposed() if way == "with" else contextlib.nullcontext():
-            work()
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + 0.02:
+                work()
             begin = time.perf_counter()
             values[way] = [float(x) for x in work()]
             seconds[way].append(time.perf_counter() - begin)
@@ -175,5 +177,5 @@ told |= {"hooked": hooked, "values": values}
 print(json.dumps({"seconds": {x: y[1:] for x, y in seconds.items()}} | told))
 """
 """The same with the slots written and restored in turn, in one process; the first turn is left
-out, in which sides are tried and kernels built, and so is the first run of each turn, after slots
-were written.  At last: the seconds of a run's calls that can be interposed."""
+out, in which sides are tried and kernels built, and so are runs of 20 ms or one at the beginning of
+each, after slots were written.  At last: the seconds of a run's calls that can be interposed."""

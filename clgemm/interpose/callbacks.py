@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_REASONS = 100
-LEFT_AFTER = 8  # calls of one size in a row that the host had to compute, no more of it are shown
+LEFT_AFTER = 8  # calls of one size that the host had to compute, no more of it are shown
+MOST_COUNTED = 64  # sizes of which calls are counted
 
 
 class Reasons:
@@ -55,48 +56,56 @@ class Reasons:
 
 
 class _Left:
-    """The size of calls that a stub leaves to the original without showing them.
+    """The sizes of calls that a stub leaves to the original without showing them.
 
-    It is that of the last `LEFT_AFTER` calls, all of which the host had to compute.  A size of
-    which the device has computed a call, of another shape perhaps, is shown always.
+    Of each the host had to compute `LEFT_AFTER` calls, and the device none, of another shape
+    perhaps.  Where there are more such sizes than a stub has place for, the last ones are left.
     """
 
     def __init__(self, cell: stub.Cell) -> None:
         self._cell = cell
-        self._size = self._count = 0
-        self._flops = 0
-        """Of one call that is left now."""
-        self._before = 0, 0
-        """Calls of sizes before, and their operations."""
-        self._on_device: set[int] = set()
+        self._counts: dict[int, int] = {}
+        """Calls that the host has computed, by size; `NEVER` where the device has computed one."""
+        self._flops = [0] * stub.SIZES
+        """Of one call of each size that is left now."""
+        self._calls = [0] * stub.SIZES
+        """Of sizes that were left before, ..."""
+        self._flops_before = 0
+        """... and their operations."""
+        self._next = 0
 
     def again(self, x: Product, flops: int) -> None:
         """Take note of one more call that is left to the host as others of its kind were."""
         size = x.m * x.n * x.k
-        self._count = self._count + 1 if size == self._size else 1
-        self._size = size
-        if self._count == LEFT_AFTER and size not in self._on_device:
-            self._before = self.sums()
-            self._flops = flops
-            self._cell.leave(size)
+        if size not in self._counts and len(self._counts) >= MOST_COUNTED:
+            return
+        count = self._counts[size] = self._counts.get(size, 0) + 1
+        if count == LEFT_AFTER:
+            self._leave(self._next, size, flops)
+            self._next = (self._next + 1) % stub.SIZES
+
+    def _leave(self, number: int, size: int, flops: int) -> None:
+        """Have calls of a size not shown, instead of those before with the same number."""
+        _, self._flops_before = self.sums()
+        self._calls = [self._cell.left_calls(x) for x in range(stub.SIZES)]
+        self._flops[number] = flops
+        self._cell.leave(number, size)
 
     def computed(self, x: Product) -> None:
         """Take note of a call that the device has computed."""
-        self._on_device.add(x.m * x.n * x.k)
-        self._count = 0
+        self._counts[x.m * x.n * x.k] = stub.NEVER
 
     def forget(self) -> None:
         """Have calls of all sizes shown."""
-        self._cell.leave(0)
-        self._before, self._flops = self.sums(), 0
-        self._size = self._count = 0
-        self._on_device.clear()
+        for number in range(stub.SIZES):
+            self._leave(number, 0, 0)
+        self._counts.clear()
 
     def sums(self) -> tuple[int, int]:
         """Return how many calls were left, and their operations."""
-        calls, flops = self._before
-        now = self._cell.left_calls
-        return now, flops + (now - calls) * self._flops
+        now = [self._cell.left_calls(number) for number in range(stub.SIZES)]
+        since = zip(now, self._calls, self._flops, strict=True)
+        return sum(now), self._flops_before + sum((x - y) * flops for x, y, flops in since)
 
 
 class Callback:

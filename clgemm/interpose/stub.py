@@ -5,8 +5,8 @@ original, with every argument where the caller has put it.  A large one is shown
 Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
 in Python, an exception at its first instruction included, the product is computed.
 
-One size beyond the threshold may be told to the stub that is left to the original as well: to be
-shown takes some 8 us, and programs make thousands of calls of one kind.
+A few sizes beyond the threshold may be told to the stub that are left to the original as well: to
+be shown takes some 8 us, and programs make thousands of calls of a few kinds.
 
 Functions that clgemm does not compute have a stub that counts, and no more.
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CELL_BYTES, CODE_BYTES = 128, 64  # of which either begins at a multiple
-_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON, _LEFT, _LEFT_CALLS = range(
-    0, 72, 8
-)
+_CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON, _LEFT = range(0, 64, 8)
 """Where in a cell are: the count of calls, the product m * n * k up to which a call is small, the
 original's address, the function's of Python, and three of Python's own: what tells a thread's
-state, `PyObject_IsTrue`, and what has the main thread call it; the product of larger calls that are
-left to the original, and the count of these."""
+state, `PyObject_IsTrue`, and what has the main thread call it; `SIZES` times the product of larger
+calls that are left to the original, and behind each the count of these."""
+SIZES = 4
+"""Of calls that are left to the original, at most: they fill a cell."""
 NEVER = 2**63 - 1
 """A threshold that no product exceeds."""
 REGISTERS, STACK = 8, 72
@@ -96,13 +96,15 @@ _COMPARE = (
     "4D 3B 53 08"  # cmp r10, [r11+8]
     "7F 04"  # jg large, over the next jump
     "41 FF 63 10"  # small: jmp [r11+16]     the original
-    "4D 3B 53 38"  # cmp r10, [r11+56]
-    "75 09"  # jne large, over what follows
-    "F0 49 FF 43 40"  # lock inc qword [r11+64]
+) + "".join(
+    f"4D 3B 53 {size:02X}"  # cmp r10, [r11+size]
+    "75 09"  # jne over what follows
+    f"F0 49 FF 43 {size + 8:02X}"  # lock inc qword [r11+size+8]
     "41 FF 63 10"  # jmp [r11+16]     the original
+    for size in range(_LEFT, _LEFT + 16 * SIZES, 16)
 )
-_SMALL_AT, _LARGE_AT = 6, 25
-"""Where in this jumps go that come before it."""
+_SMALL_AT, _LARGE_AT = 6, 10 + 15 * SIZES
+"""Where in this jumps go that come before it: no product of more than 64 bits is left."""
 _LARGE = (
     "4C 8D 54 24 08"  # lea r10, [rsp+8]    behind the return address: arguments on the stack
     "48 83 EC 08"  # sub rsp, 8          16-byte alignment, at the call below
@@ -170,14 +172,16 @@ class Cell(NamedTuple):
         """Change that: one store, while calls go on."""
         self._word(_LEAST).value = min(product, NEVER)
 
-    @property
-    def left_calls(self) -> int:
-        """How many larger calls of a product that is left to the original were made."""
-        return self._word(_LEFT_CALLS).value
+    def left_calls(self, number: int) -> int:
+        """Return how many larger calls were made of the sizes with a number below `SIZES`."""
+        return self._word(_LEFT + 16 * number + 8).value
 
-    def leave(self, product: int) -> None:
-        """Leave calls of a product m * n * k to the original, unless it is 0."""
-        self._word(_LEFT).value = product
+    def leave(self, number: int, product: int) -> None:
+        """Leave calls of a product m * n * k to the original, unless it is 0.
+
+        No more of those that were left before with the same number, whose count goes on.
+        """
+        self._word(_LEFT + 16 * number).value = product
 
     def fill(self, original: int, shown: int, least: int) -> None:
         """Say where calls go, before the stub is used."""

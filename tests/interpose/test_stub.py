@@ -112,18 +112,38 @@ def test_the_threshold_can_be_changed(paths):
     assert len(call.shown) == 1
 
 
+@pytest.mark.parametrize("number", range(stub.SIZES))
 @pytest.mark.parametrize(("by_value", "wide"), FORMS)
-def test_one_larger_size_may_be_left_to_the_original(paths, by_value, wide):
+def test_some_larger_sizes_may_be_left_to_the_original(paths, by_value, wide, number):
     call = Placed(paths, by_value, wide, least=1000, done=1)
-    call.cell.leave(10 * 11 * 12)
+
+    def left():
+        return [call.cell.left_calls(x) for x in range(stub.SIZES)]
+
+    call.cell.leave(number, 10 * 11 * 12)
+    expected = [0] * stub.SIZES
+    expected[number] = 2
     for sizes in ((10, 11, 12), (2, 2, 330), (10, 10, 10)):
         assert call(*sizes) is not None
-    assert (call.shown, call.cell.calls, call.cell.left_calls) == ([], 3, 2)
+    assert (call.shown, call.cell.calls, left()) == ([], 3, expected)
     for sizes in ((10, 11, 13), (10, 11, 11), (2**31 - 1,) * 3):
         assert call(*sizes) is None
-    call.cell.leave(0)
+    call.cell.leave(number, 0)
     assert call(10, 11, 12) is None
-    assert (len(call.shown), call.cell.left_calls) == (4, 2)
+    assert (len(call.shown), left()) == (4, expected)
+
+
+def test_all_sizes_that_are_left_are_told_apart(paths):
+    call = Placed(paths, by_value=True, wide=True, least=10)
+    for number in range(stub.SIZES):
+        call.cell.leave(number, 100 * (number + 1))
+    for number in range(stub.SIZES):
+        for _ in range(number + 1):
+            call(10, 10, number + 1)
+    assert [call.cell.left_calls(x) for x in range(stub.SIZES)] == [1, 2, 3, 4]
+    assert call.shown == []
+    call(10, 10, stub.SIZES + 1)
+    assert len(call.shown) == 1
 
 
 def test_calls_of_all_threads_are_counted(paths):
