@@ -18,7 +18,8 @@ NumPy, that of gemm SciPy, each as it runs without variables such as OPENBLAS_CO
 Each result is checked before it is timed.  Blocks alternate, each begun when no thread of this
 process computes any more; blocks in which other processes ran are measured again.  A virtual
 machine may run at half its speed for seconds, so what counts is the ratio of neighbouring blocks:
-given are the medians of the round with the median ratio.  Ratios are the peer's time over
+given are the medians of the round with the median ratio.  Where the ratios of rounds differ by more
+than 5 %, in either direction, there are up to three times as many.  Ratios are the peer's time over
 clgemm's.  A call that is slower by at most 2 us counts as equally fast in shares and in the worst
 ratio, not in means.  Parameters and break-evens are those that a user's process finds: see
 ``python -m clgemm tune``.
@@ -62,6 +63,8 @@ PAUSE = 0.02  # seconds between an idle process and a block
 MOST_RUNS = 100_000  # of a block, which small products fill, too
 FIRST = 300  # rows and columns of a first product
 NEIGHBOUR = 200  # rows and columns of the product in between
+SPREAD = 1.05  # of the ratios of rounds, beyond which there are more of these, ...
+STRETCH = 3  # ... times as many at most
 
 
 class Way(NamedTuple):
@@ -97,21 +100,27 @@ def measure(way: Way) -> timing.Timing:
 
 
 def measured(ways: Mapping[str, Way], rounds: int) -> dict[str, list[timing.Timing]]:
-    """Time ways in alternating blocks."""
+    """Time ways in alternating blocks, in more rounds where these do not agree."""
     blocks: dict[str, list[timing.Timing]] = {name: [] for name in ways}
     order = list(ways)
-    for _ in range(rounds):
+    for done in range(STRETCH * rounds):
+        if done >= rounds and max(ratios(blocks)) <= SPREAD * min(ratios(blocks)):
+            break
         for name in order:
             blocks[name].append(measure(ways[name]))
         order.reverse()
     return blocks
 
 
+def ratios(blocks: Mapping[str, list[timing.Timing]]) -> list[float]:
+    """Return the peer's time over clgemm's in each round."""
+    return [y.median / x.median for x, y in zip(blocks[CLGEMM], blocks[PEER], strict=True)]
+
+
 def typical(blocks: Mapping[str, list[timing.Timing]]) -> dict[str, float]:
     """Return the seconds of the round in which the peer's over clgemm's are the median."""
-    ours, theirs = blocks[CLGEMM], blocks[PEER]
-    ratios = [y.median / x.median for x, y in zip(ours, theirs, strict=True)]
-    place = ratios.index(statistics.median_low(ratios))
+    found = ratios(blocks)
+    place = found.index(statistics.median_low(found))
     return {name: ts[place].median for name, ts in blocks.items()}
 
 

@@ -114,6 +114,31 @@ def test_neighbouring_blocks_are_compared():
     assert bench_shapes.typical(found) == {report.CLGEMM: 2.0, report.PEER: 2.4}
 
 
+@pytest.mark.parametrize(
+    ("ours", "rounds"),
+    [
+        ([1.0] * 9, 3),
+        ([1.0, 1.04, 1.0, 1.0], 3),
+        ([1.0, 1.2, 1.0] + [1.0] * 6, 9),
+        ([0.8, 1.0, 1.0] + [1.0] * 6, 9),
+    ],
+    ids=["alike", "nearly alike", "slower", "faster"],
+)
+def test_there_are_more_rounds_where_they_do_not_agree(monkeypatch, ours, rounds):
+    """Whichever side is the faster one."""
+    times = iter(ours)
+
+    def measure(way):
+        seconds = next(times) if way.run is ours else 1.0
+        return timing.Timing(seconds, seconds, 1)
+
+    monkeypatch.setattr(bench_shapes, "measure", measure)
+    ways = {report.CLGEMM: bench_shapes.Way(ours), report.PEER: bench_shapes.Way(None)}
+    found = bench_shapes.measured(ways, 3)
+    assert [len(x) for x in found.values()] == [rounds, rounds]
+    assert bench_shapes.typical(found)[report.CLGEMM] == 1.0
+
+
 def test_two_microseconds_are_granted():
     seconds = {report.CLGEMM: 4e-6, report.PEER: 2.5e-6}
     found = report.Row(Drawn("s", 2, 2, 2), "host", "", "", {}, seconds, 0.0)
