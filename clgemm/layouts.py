@@ -83,8 +83,13 @@ def is_same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """
     if a is b:
         return True
-    base = a if a.base is None else a.base
-    return base is (b if b.base is None else b.base) and address_of(a) == address_of(b)
+    base: Any = a if a.base is None else a.base
+    if base is not (b if b.base is None else b.base):
+        return False
+    covers = type(base) is np.ndarray and a.nbytes == base.nbytes == b.nbytes
+    if covers and a.flags.forc and b.flags.forc:
+        return True  # all of the base: there is no need to ask
+    return address_of(a) == address_of(b)
 
 
 def aligned(x: NDArray[Any]) -> bool:
