@@ -286,6 +286,19 @@ def near(device, monkeypatch):
     found.forget()
 
 
+def test_a_stack_is_tried_with_what_its_call_takes(near, monkeypatch, rng):
+    seen = []
+
+    def settle(_kind, predicted, sides, _usual):
+        seen.append(sides().call_seconds)
+        return predicted
+
+    monkeypatch.setattr(near._trials, "settle", settle)
+    for shape in ((170, 170), (3, 170, 170)):
+        clgemm.matmul(*rng.uniform(-1, 1, (2, *shape)))
+    assert seen == [trial.CALL_SECONDS, trial.STACK_SECONDS]
+
+
 def test_a_product_is_tried_with_its_own_operands(near, rng):
     """And nothing of the caller's is written meanwhile."""
     a, b, c = (rng.uniform(-1, 1, (170, 170)) for _ in "abc")
