@@ -118,7 +118,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                 ).get(x1.dtype, 0):
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 found = repeated.matmul(x1, x2, out, True)
-                return _met_first(x1, x2, out, given) if found is None else found
+                return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
         found = small.matmul(x1, x2, out)
@@ -126,11 +126,11 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
             found = repeated.matmul(x1, x2, out)
         if found is not None:
             return found
-    return _met_first(x1, x2, out, given)
+    return _new_kind(x1, x2, out, given)
 
 
-def _met_first(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
-    """Multiply what is neither small nor like an earlier product."""
+def _new_kind(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
+    """Multiply what is neither small nor of a kind that was met."""
     if not given:
         if is_device_array(x1):
             if type(out) is tuple and len(out) == 1:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MOST_REASONS = 100
 LEFT_AFTER = 8  # calls of one size that the host had to compute, no more of it are shown
-MOST_COUNTED = 64  # sizes of which calls are counted
+MOST_COUNTED = 64  # sizes of which calls are counted; with one more all are counted anew
 
 
 class Reasons:
@@ -59,15 +59,18 @@ class _Left:
     """The sizes of calls that a stub leaves to the original without showing them.
 
     Of each the host had to compute `LEFT_AFTER` calls, and the device none, of another shape
-    perhaps.  Where there are more such sizes than a stub has place for, the last ones are left.
+    perhaps.  Where there are more such sizes than a stub has place for, the last ones are left, and
+    those before are counted anew.
     """
 
     def __init__(self, cell: stub.Cell) -> None:
         self._cell = cell
         self._counts: dict[int, int] = {}
-        """Calls that the host has computed, by size; `NEVER` where the device has computed one."""
-        self._flops = [0] * stub.SIZES
-        """Of one call of each size that is left now."""
+        """Calls that the host has computed, by size."""
+        self._on_device: set[int] = set()
+        """Sizes of which the device has computed a call."""
+        self._sizes, self._flops = [0] * stub.SIZES, [0] * stub.SIZES
+        """Those that are left now, and the operations of one call of each."""
         self._calls = [0] * stub.SIZES
         """Of sizes that were left before, ..."""
         self._flops_before = 0
@@ -77,8 +80,10 @@ class _Left:
     def again(self, x: Product, flops: int) -> None:
         """Take note of one more call that is left to the host as others of its kind were."""
         size = x.m * x.n * x.k
-        if size not in self._counts and len(self._counts) >= MOST_COUNTED:
+        if size in self._on_device:
             return
+        if size not in self._counts and len(self._counts) >= MOST_COUNTED:
+            self._counts.clear()
         count = self._counts[size] = self._counts.get(size, 0) + 1
         if count == LEFT_AFTER:
             self._leave(self._next, size, flops)
@@ -88,18 +93,20 @@ class _Left:
         """Have calls of a size not shown, instead of those before with the same number."""
         _, self._flops_before = self.sums()
         self._calls = [self._cell.left_calls(x) for x in range(stub.SIZES)]
-        self._flops[number] = flops
+        self._counts.pop(self._sizes[number], None)
+        self._sizes[number], self._flops[number] = size, flops
         self._cell.leave(number, size)
 
     def computed(self, x: Product) -> None:
         """Take note of a call that the device has computed."""
-        self._counts[x.m * x.n * x.k] = stub.NEVER
+        self._on_device.add(x.m * x.n * x.k)
 
     def forget(self) -> None:
         """Have calls of all sizes shown."""
         for number in range(stub.SIZES):
             self._leave(number, 0, 0)
         self._counts.clear()
+        self._on_device.clear()
 
     def sums(self) -> tuple[int, int]:
         """Return how many calls were left, and their operations."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -261,6 +262,63 @@ def test_a_size_that_the_host_computes_again_and_again_is_not_shown(device, libr
     shown, left = times(3 * left_after, "host")
     assert (shown, left) == (1 + 4 * left_after, 6)
     assert function.callback.left() == (6, 6 * 2 * M * N * K)
+
+
+class Cell:
+    """What a stub would read and count."""
+
+    def __init__(self):
+        self.sizes, self.counts = [0] * stub.SIZES, [0] * stub.SIZES
+
+    def leave(self, number, product):
+        self.sizes[number] = product
+
+    def left_calls(self, number):
+        return self.counts[number]
+
+
+@pytest.fixture
+def calls():
+    """Give a cell, and a function that makes calls of a size which the host computes."""
+    cell = Cell()
+    left = callbacks._Left(cell)
+
+    def make(size, count=1):
+        for _ in range(count):
+            if size in cell.sizes:
+                cell.counts[cell.sizes.index(size)] += 1
+            else:
+                left.again(SimpleNamespace(m=size, n=1, k=1), 10 * size)
+
+    return SimpleNamespace(cell=cell, left=left, make=make)
+
+
+def test_a_few_sizes_in_turn_are_left(calls):
+    for _ in range(callbacks.LEFT_AFTER):
+        for size in range(1, stub.SIZES + 1):
+            calls.make(size)
+    assert calls.cell.sizes == [1, 2, 3, 4]
+    for size in range(1, stub.SIZES + 1):
+        calls.make(size, size)
+    assert calls.left.sums() == (10, 10 * (1 + 4 + 9 + 16))
+
+
+def test_sizes_that_come_again_are_left_again(calls):
+    """What was left before keeps its count and its operations."""
+    for sizes in ((1, 2, 3, 4), (5, 6, 7, 8), (1, 2, 3, 4)):
+        for size in sizes:
+            calls.make(size, callbacks.LEFT_AFTER + 2)
+        assert calls.cell.sizes == list(sizes)
+    assert calls.left.sums() == (24, 20 * (2 * 10 + 26))
+
+
+def test_a_size_that_the_device_computes_is_not_left_whatever_else_is(calls):
+    calls.left.computed(SimpleNamespace(m=7, n=1, k=1))
+    for size in range(100, 102 + callbacks.MOST_COUNTED):
+        calls.make(size)
+    calls.make(7, 3 * callbacks.LEFT_AFTER)
+    calls.make(9, callbacks.LEFT_AFTER)
+    assert calls.cell.sizes == [9, 0, 0, 0]
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])
