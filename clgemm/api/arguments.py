@@ -43,13 +43,19 @@ _TRANSPOSITIONS = range(3)
 _MATRIX = 2
 # Steps that NumPy may spend on whether strided arrays share memory; undecided counts as shared.
 _OVERLAP_WORK: Any = 1000
+_ARRAY_TYPES: set[type] = set()  # pyopencl.array.Array, once it was seen
 
 
 def is_device_array(x: object) -> bool:
     """Tell whether `x` is a `pyopencl.array.Array`, without importing that module."""
+    if type(x) in _ARRAY_TYPES:  # sooner
+        return True
     # Only a program that has imported pyopencl.array can own such an array.
     array_type = getattr(sys.modules.get("pyopencl.array"), "Array", None)
-    return array_type is not None and isinstance(x, array_type)
+    if array_type is None:
+        return False
+    _ARRAY_TYPES.add(array_type)
+    return isinstance(x, array_type)
 
 
 def refuse_device_arrays(where: str, *operands: object) -> None:

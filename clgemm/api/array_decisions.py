@@ -22,6 +22,7 @@ from clgemm.problem import (
     Call,
     alignment_class,
     describe,
+    dtype_of_product,
 )
 from clgemm.runtime.opencl_errors import translated_errors
 
@@ -53,6 +54,8 @@ class ArrayDecision(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     """Of a fresh result, in bytes."""
+    dtype: np.dtype[Any]
+    """Of a fresh result."""
     size: int
     """Its elements."""
     products: tuple[Product, ...]
@@ -81,9 +84,9 @@ def decide_matmul(engine: Engine, a: Any, b: Any, out: Any, *, same: bool) -> Ar
     if out is not None and out.shape != shape:
         raise ValueError(f"matmul: out is {out.shape} and the result is {shape}")
     strides = _c_strides(shape, a.dtype.itemsize) if out is None else out.strides
-    size = math.prod(shape)
+    size, dtype = math.prod(shape), dtype_of_product(a.dtype, b.dtype)
     if not size or not left.shape[-1]:
-        return ArrayDecision(shape, strides, size, ())
+        return ArrayDecision(shape, strides, dtype, size, ())
     z = _layouts(a, b, _Result(shape, strides, a.dtype) if out is None else out)[2]
     c = z[(..., *((slice(None),) if x.ndim > 1 else (None,)),
            *((slice(None),) if y.ndim > 1 else (None,)))]  # fmt: skip
@@ -91,7 +94,7 @@ def decide_matmul(engine: Engine, a: Any, b: Any, out: Any, *, same: bool) -> Ar
         _product(engine, Call.of(1.0, first, second, 0.0, product), same=same)
         for first, second, product in stacks.fold(left, right, c)
     )
-    return ArrayDecision(shape, strides, size, products)
+    return ArrayDecision(shape, strides, dtype, size, products)
 
 
 def decide_gemm(
@@ -106,7 +109,7 @@ def decide_gemm(
     left, right = x.T if trans_a else x, y.T if trans_b else y
     conj = 2 if np.iscomplexobj(z) else None
     call = Call.of(1.0, left, right, beta, z, trans_a == conj, trans_b == conj)
-    return ArrayDecision(z.shape, z.strides, z.size, (_product(engine, call, same=same),))
+    return ArrayDecision(z.shape, z.strides, z.dtype, z.size, (_product(engine, call, same=same),))
 
 
 def shape_of_product(

@@ -7,12 +7,13 @@ launches.
 from __future__ import annotations
 
 import cmath
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clgemm import settings
-from clgemm.api import nested_arrays
+from clgemm.api import nested_arrays, repeated_arrays
 from clgemm.api.arguments import as_factor, as_flag, as_transposition
 from clgemm.api.array_decisions import (
     COARSEST,
@@ -24,13 +25,12 @@ from clgemm.api.array_decisions import (
 from clgemm.api.array_operands import host_array, overlap, queue_of, require_arrays
 from clgemm.dispatch import engines
 from clgemm.errors import DeviceError, GemmArgumentError
-from clgemm.problem import dtype_of_product
 from clgemm.runtime import events, forks, opencl, registry
 from clgemm.runtime.opencl_errors import translated, translated_errors, translating
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from clgemm.dispatch.engine import Engine
     from clgemm.problem import Precision
@@ -95,27 +95,17 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
         raise translated(error, "matmul of device arrays") from error
 
 
-def _matmul(a: Any, b: Any, out: Any) -> Any:
+def _matmul(a: Any, b: Any, given: Any) -> Any:
+    out = given
     if type(a) is not type(b) or not (out is None or type(out) is type(a)):
         require_arrays("matmul", {"x1": a, "x2": b} | ({} if out is None else {"out": out}))
     queue = a.queue
     if queue is None or b.queue is not queue or (out is not None and out.queue is not queue):
         queue = queue_of("matmul", a, b, out)
     engine, state = engines.of_queue(queue)
-    same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
-    key: tuple[Any, ...] = (
-        settings.modes(), engine.units(),
-        a.dtype, a.shape, a.strides, a.offset & -a.offset & COARSEST,
-        b.dtype, b.shape, b.strides, b.offset & -b.offset & COARSEST, same,
-    )  # fmt: skip
-    if out is not None:
-        key += (out.dtype, out.shape, out.strides, out.offset & -out.offset & COARSEST)
-    decision: ArrayDecision | None = engine.decisions.get(key)
-    if decision is None:
-        decision = decide_matmul(engine, a, b, out, same=same)
-        engine.remember(key, decision)
+    decision = _decision(engine, a, b, out)
     if out is None:
-        out = _empty(engine, state, decision, queue, a, dtype_of_product(a.dtype, b.dtype))
+        out = _empty(engine, state, decision, queue, a)
     elif out.base_data is not None and (overlap(out, a) or overlap(out, b)):
         raise ValueError("matmul: out shares memory with an operand: pass another out")
     if not decision.size:
@@ -124,8 +114,37 @@ def _matmul(a: Any, b: Any, out: Any) -> Any:
         deep = [*a.shape[:-1], 1], ([1] if b.ndim == 1 else [*b.shape[:-2], 1, b.shape[-1]])
         a, b = (_zeros(state, queue, shape, a.dtype) for shape in deep)
         decision = decide_matmul(engine, a, b, out, same=False)
-    _launch(engine, state, decision, (1.0, 0.0), (a, b, out), queue)
+    values = _launch(engine, state, decision, (1.0, 0.0), (a, b, out), queue)
+    if repeated_arrays.is_repeated(a, b, given) and _is_simple(state, decision, (a, b, out)):
+        launch = decision.products[0].runner.repeated(values, state)
+        new = None if given is not None else partial(_empty, engine, state, decision, queue)
+        repeated_arrays.remember((a, b, given), engine, launch, new)
     return out
+
+
+def _decision(engine: Engine, a: Any, b: Any, out: Any) -> ArrayDecision:
+    """Return what was decided on calls of a kind."""
+    x, y = a.offset, b.offset
+    same = a is b or (a.base_data is b.base_data and x == y)
+    key: tuple[Any, ...] = (
+        settings.modes(), engine.units(), same,
+        a.dtype, a.shape, a.strides, x & -x & COARSEST,
+        b.dtype, b.shape, b.strides, y & -y & COARSEST,
+    )  # fmt: skip
+    if out is not None:
+        key += (out.dtype, out.shape, out.strides, out.offset & -out.offset & COARSEST)
+    decision: ArrayDecision | None = engine.decisions.get(key)
+    if decision is None:
+        decision = decide_matmul(engine, a, b, out, same=same)
+        engine.remember(key, decision)
+    return decision
+
+
+def _is_simple(state: QueueState, decision: ArrayDecision, arrays: Iterable[Any]) -> bool:
+    """Tell whether a call is one product of Arrays of one queue, which runs in order."""
+    queues = [x.queue for x in arrays]
+    alone = len(decision.products) == 1 and state.in_order and not state.has_events
+    return alone and all(queue is queues[0] is not None for queue in queues)
 
 
 @entry(nested_arrays.gemm)
@@ -186,14 +205,13 @@ def _zeros(
 
 
 def _empty(
-    engine: Engine, state: QueueState, decision: ArrayDecision, queue: cl.CommandQueue, a: Any,
-    dtype: np.dtype[Any],
-) -> Any:  # fmt: skip
+    engine: Engine, state: QueueState, decision: ArrayDecision, queue: cl.CommandQueue, a: Any
+) -> Any:
     """Allocate a result: from the operand's own allocator if it is for this queue, else a pool."""
     allocator = a.allocator if a.allocator is not None and a.queue is queue else state.allocator
     try:
         return opencl.new_array(
-            queue, decision.shape, decision.strides, dtype, decision.size, allocator
+            queue, decision.shape, decision.strides, decision.dtype, decision.size, allocator
         )
     except engine.device.cl.Error as error:
         raise translated(error, f"memory for a result of {decision.shape} on {engine}") from error
@@ -202,8 +220,8 @@ def _empty(
 def _launch(
     engine: Engine, state: QueueState, decision: ArrayDecision, factors: tuple[complex, complex],
     arrays: tuple[Any, Any, Any], queue: cl.CommandQueue,
-) -> None:  # fmt: skip
-    """Enqueue the products of a call, behind what its operands wait for."""
+) -> Values:  # fmt: skip
+    """Enqueue the products of a call, behind what its operands wait for; return the last values."""
     a, b, c = arrays
     in_order = not state.has_events and events.can_follow(c)
     waits = events.to_wait_for(state, arrays)
@@ -230,6 +248,7 @@ def _launch(
         c.add_event(event)
     if a.queue is not queue or b.queue is not queue:
         _hold(queue, (a, b))
+    return values
 
 
 def _hold(queue: cl.CommandQueue, operands: tuple[Any, Any]) -> None:
@@ -256,9 +275,9 @@ def _result(
     if c is None or beta == 0:
         itemsize = a.dtype.itemsize
         decision = ArrayDecision(
-            shape, (itemsize, itemsize * max(1, shape[0])), shape[0] * shape[1], ()
+            shape, (itemsize, itemsize * max(1, shape[0])), a.dtype, shape[0] * shape[1], ()
         )
-        made = _empty(engine, state, decision, queue, a, a.dtype)
+        made = _empty(engine, state, decision, queue, a)
         if c is None and not cmath.isfinite(beta):
             # A c left out is zeros, and zero times NaN or infinity shows.
             return made.fill(0, queue=queue), beta

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm.api import device_arrays, integers, repeated, small, stacks
+from clgemm.api import device_arrays, integers, repeated, repeated_arrays, small, stacks
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
@@ -126,6 +126,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
             found = repeated.matmul(x1, x2, out)
         if found is not None:
             return found
+    elif not given and (found := repeated_arrays.matmul(x1, x2, out)) is not None:
+        return found
     return _new_kind(x1, x2, out, given)
 
 

@@ -93,6 +93,8 @@ class Engine:
         self.decisions: dict[Hashable, Any] = {}
         """By kind of call: `Decision` for arrays of NumPy's, plans of products for Arrays."""
         self.repeated = device.repeated
+        self.forgotten = 0
+        """How often it has forgotten all decisions."""
         self._by_size: set[str] = set()
         """Precisions of which something small was decided on before anything was measured."""
         self._found_out: set[str] = set()
@@ -112,6 +114,7 @@ class Engine:
         """Decide anew on every kind of call."""
         self.decisions.clear()
         self.repeated.clear()
+        self.forgotten += 1
 
     def remember(self, key: Hashable, decision: Any) -> None:
         """Keep a decision; of too many kinds of calls none is kept."""

@@ -70,8 +70,10 @@ def partners_of(engine: Engine) -> tuple[Engine, ...]:
 
 def of_queue(queue: cl.CommandQueue) -> tuple[Engine, QueueState]:
     """Return the engine that works in the context of a queue of the caller's, and its state."""
-    device, state = registry.of_queue(queue)
-    return of(device), state
+    found = registry.states.get(queue.int_ptr)  # as registry.of_queue, but sooner
+    device, state = registry.of_queue(queue) if found is None else found
+    engine = _engines.get(device)
+    return of(device) if engine is None else engine, state
 
 
 def _nested(call: Call, by_host: ByHost | None = None) -> bool:

@@ -60,7 +60,9 @@ class KernelSpec(NamedTuple):
 
 
 Arg = int | str | bytes
-"""A number, a struct, or the name of what is bound at run time: one of `SLOTS`."""
+"""A number, a struct, or the name of what is bound at run time: one of `SLOTS`.
+
+Zero for a pointer: memory that the kernel neither reads nor writes."""
 SLOTS = ("alpha", "beta", "a", "b", "c", "scratch", "counters", "tickets", "cell")
 
 
@@ -70,6 +72,13 @@ CANCEL = 1
 """Which of them the host sets when it wants the launch to end early."""
 TICKETS = 1 << 14
 """Counters of the launches on a queue: zeros that each launch leaves as zeros."""
+LEAST_FENCES = (7, 0)
+"""Compute capability of fences between work-groups, without which they cannot meet at tickets."""
+
+
+def has_tickets(traits: DeviceTraits) -> bool:
+    """Tell whether work-groups of a device can meet at tickets, as nv_ticket.cl takes them."""
+    return (traits.compute_capability or (0, 0)) >= LEAST_FENCES
 
 
 class Step(NamedTuple):

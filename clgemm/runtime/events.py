@@ -118,7 +118,7 @@ def can_follow(array: Any) -> bool:
 def follow(array: Any, queue: cl.CommandQueue) -> None:
     """Note that an Array was computed in the order of a queue."""
     events = array.events
-    if type(events) is InOrder:
-        events.renew(queue)
-    else:
+    if type(events) is not InOrder:
         array.events = InOrder(queue)
+    elif events.queue is not queue:
+        events.renew(queue)

@@ -14,6 +14,8 @@ from clgemm.runtime import ending, host_memory, interrupt, opencl
 from clgemm.runtime.runner import Work
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clgemm.kernels.family import Config, Plan, Step
     from clgemm.problem import Call, Gemm
     from clgemm.runtime.device import Device
@@ -22,10 +24,13 @@ if TYPE_CHECKING:
     from clgemm.runtime.queues import LaunchState
 
 INT = struct.Struct("i")
-INTEGERS = {"i": INT, "l": struct.Struct("q")}
+INTEGERS = {"i": INT, "l": struct.Struct("q"), "p": struct.Struct("P")}
 LAST_OPERAND = 5  # place of C among a kernel's arguments; beyond, operands stand for scratch
 NO_OFFSETS = (0, 0, 0)
-UNBOUND = (b"", b"", b"")
+Bound = tuple[tuple[int, ...], bytes, bytes]
+"""Offsets of the operands, alpha and beta, as a kernel's arguments have them."""
+UNBOUND: Bound = ((), b"", b"")
+IN_ORDER = (3, 4, 5)  # places of A, B and C in every kernel that takes them, and nothing else
 Memory = tuple[Any, Any, Any]
 """Scratch memory, counters and tickets, None where a plan needs none."""
 NOTHING: Memory = (None, None, None)
@@ -60,8 +65,6 @@ class _Launch:
                 constants += i, INTEGERS[letter].pack(arg)
             elif isinstance(arg, bytes):
                 constants += (i, arg) if i else ()
-            elif arg in {"a", "b", "c"} and i > LAST_OPERAND:
-                places[f"{arg} again {i}"] = i
             else:
                 places[f"{arg} {i}" if arg in places else arg] = i
         self._constants = tuple(constants)
@@ -75,39 +78,27 @@ class _Launch:
             for name, i in places.items()
             if name not in SLOTS[:5] and name != "cell"
         )
+        self.is_plain = self._operands == IN_ORDER and not self._more and not self._cell
+        """Whether the operands are all the memory that it takes."""
         first = step.args[0]
         assert isinstance(first, bytes)  # noqa: S101 - GEMM_SIGNATURE begins with the problem
         # The plan was made for offsets of the same alignment; a call brings its own.
         self._fields = list(GEMM_STRUCT.unpack(first))
         for place, offset in zip(OFFSETS, origin, strict=True):
             self._fields[place] -= 0 if self._in_scratch else offset
-        self._offsets: tuple[int, int, int] | None = None
-        self._problem = b""
-        self._bound = UNBOUND
-        """Problem, alpha and beta as they are set, if this step was the last to use the kernel."""
+        self.bound = UNBOUND
+        """What is set, if this step was the last to use the kernel."""
 
-    def bind(
-        self, alpha: bytes, beta: bytes, values: Values, more: Memory, cell: int | None
-    ) -> None:
+    def bind(self, bound: Bound, values: Values, more: Memory, cell: int | None) -> None:
         """Set the arguments; hold the device's lock from here until the launch."""
-        kernel, offsets = self.kernel, values[5]
-        if offsets != self._offsets:
-            fields = self._fields.copy()
-            for place, offset in zip(OFFSETS, offsets, strict=True):
-                fields[place] += 0 if self._in_scratch else offset
-            self._problem, self._offsets = GEMM_STRUCT.pack(*fields), offsets
-        if kernel.owner is not self:
-            kernel.owner = None  # in case Ctrl-C comes between
-            kernel.set_numbers(self._constants)
-            self._bound = UNBOUND
-            kernel.owner = self
+        kernel = self.kernel
+        if kernel.owner is not self or self.bound != bound:
+            self.bind_numbers(bound)
+        if self.is_plain:
+            kernel.set_memory((3, values[2], 4, values[3], 5, values[4]))
+            return
         if self._cell:
             kernel.set_numbers((self._cell, INT.pack(cell or 0)))
-        bound = self._problem, alpha, beta
-        if bound != self._bound:
-            self._bound = UNBOUND
-            kernel.set_numbers((0, self._problem, self._alpha, alpha, self._beta, beta))
-            self._bound = bound
         memory: tuple[Any, ...] = ()
         if not self._in_scratch:
             a, b, c = self._operands
@@ -115,6 +106,24 @@ class _Launch:
         for i, slot in self._more:
             memory += i, values[slot] if slot < LAST_OPERAND else more[slot - LAST_OPERAND]
         kernel.set_memory(memory)
+
+    def bind_numbers(self, bound: Bound) -> None:
+        """Set the arguments that are no memory."""
+        kernel, (offsets, alpha, beta) = self.kernel, bound
+        if kernel.owner is not self:
+            kernel.owner = None  # in case Ctrl-C comes between
+            kernel.set_numbers(self._constants)
+            self.bound = UNBOUND
+            kernel.owner = self
+        numbers: tuple[Any, ...] = self._alpha, alpha, self._beta, beta
+        if offsets != self.bound[0]:
+            fields = self._fields.copy()
+            for place, offset in zip(OFFSETS, offsets, strict=True):
+                fields[place] += 0 if self._in_scratch else offset
+            numbers += 0, GEMM_STRUCT.pack(*fields)
+        self.bound = UNBOUND
+        kernel.set_numbers(numbers)
+        self.bound = bound
 
 
 class KernelRunner:
@@ -203,7 +212,7 @@ class KernelRunner:
         cl.Event or None
             The last step's; not to be used if `in_order`, unless the queue has events.
         """
-        alpha, beta = self._factors(values)
+        bound = values[5], *self._factors(values)
         device = self._device
         bare = None if state.has_events else self._bare
         last = None if in_order else self._launches[-1]
@@ -221,7 +230,7 @@ class KernelRunner:
                             takes_tickets=self._takes_tickets,
                         )  # fmt: skip
                     for launch in self._launches:
-                        launch.bind(alpha, beta, values, more, 0)
+                        launch.bind(bound, values, more, 0)
                         # What the driver refuses pyopencl tries again, or says what is wrong.
                         if (
                             bare is None or waits is not None or launch is last
@@ -240,6 +249,43 @@ class KernelRunner:
         finally:
             device.running.pop()
         return event
+
+    def repeated(self, values: Values, state: LaunchState) -> Callable[[Any], None]:
+        """Return what does the same again, into memory that it takes; see `enqueue`.
+
+        Parameters
+        ----------
+        values : Values
+            Of Buffers.
+        state : LaunchState
+            A queue that runs in order and makes no events.
+        """
+        first, bare = self._launches[0], self._bare
+        alpha, beta, left, right, _, offsets = values
+
+        def enqueue(c: Any) -> None:
+            self.enqueue((alpha, beta, left, right, c, offsets), state, [], in_order=True)
+
+        if bare is None or len(self._launches) > 1 or not first.is_plain:
+            return enqueue
+        device, kernel, handle, arguments = self._device, first.kernel, state.handle, first.bare
+        bound = offsets, *self._factors(values)
+
+        def launch(c: Any) -> None:
+            device.running.append(None)
+            try:
+                with device.lock:
+                    state.used = True
+                    if kernel.owner is not first or first.bound is not bound:
+                        first.bind_numbers(bound)
+                    kernel.set_memory((3, left, 4, right, 5, c))
+                    if not bare(handle, *arguments):
+                        return
+            finally:
+                device.running.pop()
+            enqueue(c)  # pyopencl says what is wrong
+
+        return launch
 
     def execute(
         self, values: Values, stop: Stop | None = None, *, poisoned: bool = False,
@@ -278,7 +324,7 @@ class KernelRunner:
     ) -> None:  # fmt: skip
         device, pool = self._device, self._device.scratch
         cell: int | None = None
-        alpha, beta = self._factors(values)
+        bound = values[5], *self._factors(values)
         try:
             with device.lock:
                 if poisoned and scratch is not None:
@@ -287,7 +333,7 @@ class KernelRunner:
                 tickets = pool.tickets(device.queue) if self._takes_tickets else None
                 more = (scratch, counters, tickets)
                 for launch in self._launches:
-                    launch.bind(alpha, beta, values, more, cell)
+                    launch.bind(bound, values, more, cell)
                     event: cl.Event = self._enqueue(
                         device.queue, launch.kernel.handle, launch.global_size, launch.local_size,
                         None, None, False, False,

@@ -30,7 +30,7 @@ _lock = CheckedLock()
 _devices: dict[devices.Found, Device] = {}
 _foreign: dict[int, Device] = {}
 """Devices that work in contexts of the caller's, by the context's handle."""
-_states: dict[int, tuple[Device, QueueState]] = {}
+states: dict[int, tuple[Device, QueueState]] = {}
 """The device and what calls share, of each queue of the caller's, by the queue's handle."""
 _current: Device | None = None
 _chosen: Device | None = None
@@ -114,14 +114,14 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
         If the queue's context has several devices: kernels are built for one.  In a forked child
         whose parent had used a driver.
     """
-    found = _states.get(queue.int_ptr)
+    found = states.get(queue.int_ptr)
     if found is None:
         forks.refuse_if_inherited()
         with _lock():
             _trim_unused()  # what lies idle for a queue may be what holds it, in PoCL
             _forget_dropped()
             device = _of_context(queue.context)
-            found = _states[queue.int_ptr] = device, QueueState(device.context, queue)
+            found = states[queue.int_ptr] = device, QueueState(device.context, queue)
         touch()
     return found
 
@@ -146,10 +146,10 @@ def _of_context(context: cl.Context) -> Device:
 
 def _forget_dropped() -> None:
     """Let go of queues that the caller has not any more, and of contexts with no queue left."""
-    for handle, (_, state) in list(_states.items()):
+    for handle, (_, state) in list(states.items()):
         if state.is_dropped():
-            del _states[handle]
-    used = {id(device) for device, _ in _states.values()}
+            del states[handle]
+    used = {id(device) for device, _ in states.values()}
     for handle, device in list(_foreign.items()):
         if id(device) not in used:
             del _foreign[handle]
@@ -180,7 +180,7 @@ def _trim_unused() -> bool:
     Tells whether there are others.
     """
     busy = False
-    for device, state in _states.values():
+    for device, state in states.values():
         with device.lock:
             if state.used:
                 busy, state.used = True, False
@@ -206,10 +206,10 @@ def using(device: Device) -> Iterator[Device]:
 def _after_fork_in_child() -> None:
     global _lock, _current, _chosen, _others, _timer  # noqa: PLW0603 - see current()
     _lock = CheckedLock()  # the old one may be held by a thread that does not exist here
-    for used in (*_devices.values(), *_foreign.values(), *_states.values()):
+    for used in (*_devices.values(), *_foreign.values(), *states.values()):
         forks.keep_for_ever(used)
     _devices.clear()
-    _states.clear()
+    states.clear()
     _foreign.clear()
     _current, _chosen, _others = None, None, ()
     _timer = IdleTimer(IDLE_SECONDS, give_back)

@@ -69,7 +69,7 @@ class World:
     def __init__(self, found: devices.Found, monkeypatch: Any) -> None:
         self.found, self.patch = found, monkeypatch
         monkeypatch.setenv("CLGEMM_DEVICE", found.traits.platform)
-        for name in ("_devices", "_foreign", "_states"):
+        for name in ("_devices", "_foreign", "states"):
             monkeypatch.setattr(registry, name, {})
         monkeypatch.setattr(registry, "_current", None)
         monkeypatch.setattr(registry, "_chosen", None)
@@ -175,6 +175,21 @@ def device_arrays_later(world):
     return world.product(compute, 0.5, c, fetch=lambda x: x.get())
 
 
+def device_arrays_again(world):
+    """Multiply Arrays that were multiplied before, into memory that is there and into new one."""
+    a, b = clgemm.to_device(world.a), clgemm.to_device(world.b)
+    out = clgemm.matmul(a, b)
+    for _ in range(2):
+        clgemm.matmul(a, b, out=out)
+        clgemm.matmul(a, b).get()
+
+    def compute():
+        clgemm.matmul(a, b, out=out)
+        return clgemm.matmul(a, b)
+
+    return world.product(compute, fetch=lambda x: x.get())
+
+
 def out_of_order(world):
     """Multiply on a queue of the caller's that runs commands in any order."""
     clgemm.matmul(world.a, world.b)
@@ -259,6 +274,7 @@ KEPT = (
     copying,
     streaming,
     device_arrays_later,
+    device_arrays_again,
     contracted,
     out_of_order,
     integers_later,

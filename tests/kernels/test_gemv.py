@@ -11,7 +11,7 @@ from helpers import CPU, GPU, pairwise
 from test_families import operand, value
 
 from clgemm.kernels import BY_NAME
-from clgemm.kernels.family import Config
+from clgemm.kernels.family import TICKETS, Config, has_tickets
 from clgemm.kernels.gemv import plan as cuts
 from clgemm.layouts import address_of
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, describe
@@ -24,6 +24,7 @@ TRAITS = replace(
     GPU, compute_units=132, local_memory=48 << 10, compute_capability=(9, 0),
     global_memory=140 << 30, max_allocation=35 << 30,
 )  # fmt: skip
+NO_TICKETS = replace(TRAITS, compute_capability=None)
 
 
 def gemm(m, n, k, code="s", batch=1, trans_a=False, **more):
@@ -36,10 +37,9 @@ def gemm(m, n, k, code="s", batch=1, trans_a=False, **more):
     return g._replace(**more)
 
 
-def steps(g, **changes):
+def steps(g, traits=NO_TICKETS):
     """Plan and give the steps by kernel name, each with its defines in reach."""
-    config = dict(FAMILY.default(TRAITS, PRECISIONS[g.precision]).params) | changes
-    plan = FAMILY.plan(TRAITS, g, Config.of("gemv", config))
+    plan = FAMILY.plan(traits, g, FAMILY.default(traits, PRECISIONS[g.precision]))
     return {s.kernel.name: (s, dict(s.kernel.defines)) for s in plan.steps}, plan
 
 
@@ -109,11 +109,30 @@ def test_neighbours_write_an_outer_product_without_gaps(change, width):
 def test_parts_of_k_are_whole_and_cover_it():
     found, plan = steps(gemm(512, 1, 99_999))
     step, defines = found["gemv_axpy"]
-    parts, part = step.global_size[2], step.args[-1]
+    parts, part = step.global_size[2], step.args[-2]
     assert defines["SPLIT"] == 1
     assert (parts - 1) * part < 99_999 <= parts * part
     assert found["gemv_sum"][0].args[-1] == parts
     assert plan.scratch_bytes == parts * 512 * 4
+    assert not plan.takes_tickets
+
+
+@pytest.mark.parametrize("g", [gemm(512, 1, 99_999), gemm(3, 1, 10**6, "z", trans_a=True)])
+def test_the_last_work_groups_add_up_the_parts_where_they_can_meet(g):
+    (by_launch, before), (found, plan) = steps(g), steps(g, TRAITS)
+    name, _ = by_launch
+    assert list(found) == [name]
+    step, defines = found[name]
+    assert step.global_size == by_launch[name][0].global_size
+    assert (defines["SPLIT"], step.args[-1]) == (2, "tickets")
+    assert (plan.takes_tickets, plan.scratch_bytes) == (True, before.scratch_bytes)
+
+
+def test_a_launch_adds_up_the_parts_where_there_are_more_work_groups_than_tickets():
+    g = gemm(2, 1, 10**6, batch=TICKETS + 1)
+    many = replace(TRAITS, compute_units=10**6)
+    assert list(steps(g, many)[0]) == ["gemv_dot", "gemv_sum"]
+    assert list(steps(g._replace(batch=TICKETS), many)[0]) == ["gemv_dot"]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +182,17 @@ def test_a_broken_rule_is_named(change, reason):
     assert any(reason in text for text in FAMILY.broken_rules(TRAITS, precision, config))
 
 
-def run(device, problem, config, a, b, c, units, factors=(1.0, 0.0)):
+UNITS = {"whole": 1, "split": 1000, "joined": 1000}
+
+
+def run(device, problem, config, a, b, c, cut, factors=(1.0, 0.0)):
     """Run as on a device with so many compute units, with NaN in scratch memory before."""
-    plan = FAMILY.plan(replace(device.traits, compute_units=units), problem, config)
+    traits = replace(device.traits, compute_units=UNITS[cut])
+    if cut != "joined":
+        traits = replace(traits, compute_capability=None)
+    elif not has_tickets(traits):
+        pytest.skip(f"work-groups of {device} cannot meet at tickets")
+    plan = FAMILY.plan(traits, problem, config)
     places = [host_memory.place(device, x) for x in (a.data, b.data, c)]
     KernelRunner(device, problem, plan).execute((*factors, *places, NO_OFFSETS), poisoned=True)
     host_memory.fetch(device, places[2], c)
@@ -187,8 +214,8 @@ FACTORS = [(1.0, 0.0), (-0.5, 1.0), (2.0, 0.75)]
 
 
 @pytest.mark.parametrize("code", "sdcz")
-@pytest.mark.parametrize("units", [1, 1000], ids=["whole", "split"])
-def test_every_form_is_right(device, code, units, rng, monkeypatch):
+@pytest.mark.parametrize("cut", UNITS)
+def test_every_form_is_right(device, code, cut, rng, monkeypatch):
     monkeypatch.setattr(cuts, "SOLE_BYTES", 0)  # small products are cut as large ones are
     precision, names = PRECISIONS[code], set()
     config = FAMILY.default(device.traits, precision)
@@ -203,11 +230,11 @@ def test_every_form_is_right(device, code, units, rng, monkeypatch):
             c[...] = random_matrix(rng, precision, m, n)
         want, size = reference.gemm(alpha, value(a), value(b), beta, c)
         problem = described(device, a, b, c, beta)
-        names.update(run(device, problem, small, a, b, c, units, (alpha, beta)))
+        names.update(run(device, problem, small, a, b, c, cut, (alpha, beta)))
         reference.assert_within_bound(c, want, size, k, precision.eps)
         assert np.all(np.isnan(memory[m:]))
     assert {"gemv_dot", "gemv_axpy", "gemv_ger"} <= names
-    assert "gemv_sum" in names or units == 1
+    assert cut == "whole" or ("gemv_sum" in names) is (cut == "split")
 
 
 @pytest.mark.parametrize("trans", [False, True])
@@ -239,9 +266,9 @@ def test_offsets_of_every_alignment(device, offsets, trans, rng):
     np.testing.assert_array_equal(memory[2], before)
 
 
-@pytest.mark.parametrize("units", [1, 1000], ids=["whole", "split"])
+@pytest.mark.parametrize("cut", UNITS)
 @pytest.mark.parametrize("trans", [False, True])
-def test_stacks_of_vectors(device, trans, units, rng):
+def test_stacks_of_vectors(device, trans, cut, rng):
     precision = PRECISIONS["d"]
     a = rng.uniform(-1, 1, (7, 40, 500))
     a = a if trans else np.ascontiguousarray(a.swapaxes(1, 2)).swapaxes(1, 2)
@@ -249,7 +276,7 @@ def test_stacks_of_vectors(device, trans, units, rng):
     c = np.full((7, 1, 40), np.nan).swapaxes(1, 2)
     problem = described(device, Operand(a), Operand(b), c, 0)
     config = FAMILY.default(device.traits, precision)
-    run(device, problem, config, Operand(a), Operand(b), c, units)
+    run(device, problem, config, Operand(a), Operand(b), c, cut)
     reference.assert_within_bound(c, a @ b, np.abs(a) @ np.abs(b), 500, precision.eps)
 
 
@@ -258,16 +285,17 @@ def test_k_is_cut_where_work_groups_would_read_for_longer_than_a_launch_takes():
         assert [*steps(gemm(1, 1, k))[0]] == names
 
 
+@pytest.mark.parametrize("cut", ["split", "joined"])
 @pytest.mark.parametrize("op", "NT")
 @pytest.mark.parametrize("shape", [(300, 1, 17_000), (1, 1, 99_999)])
-def test_parts_repeat_bit_by_bit(device, op, shape, rng):
+def test_parts_repeat_bit_by_bit(device, op, shape, cut, rng):
     (m, n, k), precision = shape, PRECISIONS["s"]
     a, b = operand(rng, precision, m, k, op, 0), operand(rng, precision, k, n, "N", 0)
     config, results = FAMILY.default(device.traits, precision), set()
     for _ in range(20):
         c = np.full((n, m), np.nan, np.float32).T
-        names = run(device, described(device, a, b, c, 0), config, a, b, c, 500)
-        assert "gemv_sum" in names
+        names = run(device, described(device, a, b, c, 0), config, a, b, c, cut)
+        assert ("gemv_sum" in names) is (cut == "split")
         results.add(c.tobytes())
     assert len(results) == 1
 
@@ -281,6 +309,6 @@ def test_outer_products_add_to_what_is_there(device, wide, rng):
     want, size = reference.gemm(1j, value(a), value(b), 0.5, c)
     config = FAMILY.default(device.traits, precision)
     problem = described(device, a, b, c, 0.5)
-    assert run(device, problem, config, a, b, c, 8, (1j, 0.5)) == ["gemv_ger"]
+    assert run(device, problem, config, a, b, c, "whole", (1j, 0.5)) == ["gemv_ger"]
     reference.assert_within_bound(c, want, size, 1, precision.eps)
     np.testing.assert_array_equal(memory[128:], below)

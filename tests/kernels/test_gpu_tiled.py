@@ -11,7 +11,7 @@ from helpers import GPU, pairwise
 from test_families import operand, value
 
 from clgemm.kernels import BY_NAME
-from clgemm.kernels.family import Config
+from clgemm.kernels.family import Config, has_tickets
 from clgemm.kernels.gpu_tiled import plan, tiling
 from clgemm.kernels.gpu_tiled.family import TILES, USUAL, VARIANTS
 from clgemm.layouts import address_of
@@ -286,11 +286,8 @@ def run(device, chosen, a, b, c, units, alpha=1.0, beta=0.0):
 
 def forms_of(device, kernel):
     """Name what may show that a plan has a form: NVIDIA's GPUs add up a few parts by themselves."""
-    return {kernel, "gpu_tiled"} if kernel == "gpu_tile_sum" and has_fences(device) else {kernel}
-
-
-def has_fences(device):
-    return (device.traits.compute_capability or (0, 0)) >= tiling.LEAST_FENCES
+    joins = kernel == "gpu_tile_sum" and has_tickets(device.traits)
+    return {kernel, "gpu_tiled"} if joins else {kernel}
 
 
 FORMS = [

@@ -271,7 +271,7 @@ def test_thin_edges_are_strips_of_the_same_launch():
     assert main == g._replace(m=2048, n=2048)
     (step,) = FAMILY.plan(H200, g, default).steps
     assert step.args[0] == gemm_args(g)[0]
-    assert step.args[-3:] == (2048, 2048, "c")
+    assert step.args[-3:] == (2048, 2048, 0)
     tile = dict(step.kernel.defines)
     assert tile["EDGE_THICK"] == 2
     groups = step.global_size[0] // step.local_size[0]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.process
 
 def test_tables_forget_contexts_that_the_caller_dropped(device, rng, monkeypatch):
     """When others come: some drivers hold a queue as long as what lies idle for it is kept."""
-    for name in ("_states", "_foreign"):
+    for name in ("states", "_foreign"):
         monkeypatch.setattr(registry, name, {})
     monkeypatch.setattr(engines, "_engines", {})
     host = rng.standard_normal((20, 20)).astype(np.float32)
@@ -28,7 +28,7 @@ def test_tables_forget_contexts_that_the_caller_dropped(device, rng, monkeypatch
         queue = cl.CommandQueue(context)
         x = opencl.arrays().to_device(queue, host)
         np.testing.assert_allclose(clgemm.matmul(x, x).get(), host @ host, atol=1e-4)
-        tables = registry._foreign, registry._states, engines._engines
+        tables = registry._foreign, registry.states, engines._engines
         assert max(map(len, tables)) <= 3
         del context, queue, x
         gc.collect()

@@ -13,16 +13,17 @@
 
 #define SLICES (ITEMS / LANES)
 
-// part: columns that a work-group has.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemv_axpy(GEMM_ARGS, __global ELEM *restrict scratch, const long part)
+void gemv_axpy(GEMM_ARGS PART_ARGS)
 {
+#if SPLIT == 2
+    __local int is_last;
+#endif
     __local ELEM sums[VW * ITEMS];
-    const uint group = get_group_id(2), batch = g.batch;  // a division of longs takes long
-    const Gemv v = gemv_of(g, a, b, c, get_group_id(1), group % batch);
+    const Gemv v = gemv_of(g, alpha, beta, a, b, c);
     const int slice = get_local_id(0) / LANES;
     const long row = (get_group_id(0) * (long)LANES + get_local_id(0) % LANES) * VW;
-    const long from = group / batch * part, to = min(from + part, g.k);
+    const long from = v.part * EXTENT, to = min(from + EXTENT, g.k);
 
     // VW divides the number of rows.  A vector beyond the last one repeats it, and is not stored.
     __global const ELEM *column = v.w + min(row, v.rows - VW);
@@ -54,5 +55,9 @@ void gemv_axpy(GEMM_ARGS, __global ELEM *restrict scratch, const long part)
     add_up(sums, VW, slice, SLICES, LANES);
     if (slice == 0 && row < v.rows)
         for (int i = 0; i < VW; i++)
-            keep_sum(g, v, sums[i * ITEMS + get_local_id(0)], row + i, alpha, beta, scratch);
+            keep_sum(v, sums[i * ITEMS + get_local_id(0)], row + i, SCRATCH);
+#if SPLIT == 2
+    const long block = get_group_id(0);
+    join_parts(v, block * (LANES * VW), LANES * VW, scratch, sums, tickets, &is_last);
+#endif
 }

@@ -43,17 +43,19 @@ INLINE ELEM dot_vectors(Vec w, Vec x, ELEM sum, Gemv v)
     return sum;
 }
 
-// part: elements along k that a work-group has, a multiple of VW.
+// Vectors along k do not cross parts: EXTENT is a multiple of VW there.
 __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
-void gemv_dot(GEMM_ARGS, __global ELEM *restrict scratch, const long part)
+void gemv_dot(GEMM_ARGS PART_ARGS)
 {
+#if SPLIT == 2
+    __local int is_last;
+#endif
     __local ELEM sums[ROWS * ITEMS];
-    const uint group = get_group_id(2), batch = g.batch;  // a division of longs takes long
-    const Gemv v = gemv_of(g, a, b, c, get_group_id(1), group % batch);
+    const Gemv v = gemv_of(g, alpha, beta, a, b, c);
     const int lane = get_local_id(0) % LANES;
     const long first = get_group_id(0) * (long)(LINES * ROWS) + get_local_id(0) / LANES;
     const long step_k = ALONG_K ? 1 : v.step_k;
-    const long from = group / batch * part, to = min(from + part, g.k);
+    const long from = v.part * EXTENT, to = min(from + EXTENT, g.k);
 
     // Rows beyond the last one repeat it, and are not stored.
     __global const ELEM *row[ROWS];
@@ -97,6 +99,9 @@ void gemv_dot(GEMM_ARGS, __global ELEM *restrict scratch, const long part)
     if (lane == 0)
         for (int r = 0; r < ROWS; r++)
             if (first + r * LINES < v.rows)
-                keep_sum(g, v, sums[r * ITEMS + get_local_id(0)], first + r * LINES, alpha, beta,
-                         scratch);
+                keep_sum(v, sums[r * ITEMS + get_local_id(0)], first + r * LINES, SCRATCH);
+#if SPLIT == 2
+    const long block = get_group_id(0);
+    join_parts(v, block * (LINES * ROWS), LINES * ROWS, scratch, sums, tickets, &is_last);
+#endif
 }

@@ -3,8 +3,9 @@
 They do two operations an element of the matrix, so what counts is the rate of the memory: each
 element is read once, in the longest vectors that its address allows, and enough reads are under way
 at any time.  Rows that are contiguous become dot products, columns that are contiguous are scaled
-and added, and where there are too few of them for the device, k is split and a second launch adds
-the parts in a fixed order.  Right for every problem and on every device, fast for these.
+and added, and where there are too few of them for the device, k is split.  The last work-group of
+its rows adds the parts in a fixed order, or a second launch where work-groups cannot meet.  Right
+for every problem and on every device, fast for these.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of
-from clgemm.kernels.gemv.plan import FEW_ROWS, KERNEL_FILES, MOST_SUMS, Cut
+from clgemm.kernels.gemv.plan import FEW_ROWS, KERNEL_FILES, MOST_SUMS, TICKET_FILE, Cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,9 @@ class Gemv(KernelFamily):
 
     name: ClassVar[str] = "gemv"
     files: ClassVar[tuple[str, ...]] = tuple(
-        dict.fromkeys((*itertools.chain.from_iterable(KERNEL_FILES.values()), "mirror.cl"))
+        dict.fromkeys(
+            (TICKET_FILE, *itertools.chain.from_iterable(KERNEL_FILES.values()), "mirror.cl")
+        )
     )
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
@@ -102,5 +105,5 @@ class Gemv(KernelFamily):
             yield "the sums of all work-items fit the local memory"
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """One launch, and one more that adds the parts where k is split."""
+        """One launch, and one more where that adds the parts of k."""
         return Cut(traits, problem, config).plan()

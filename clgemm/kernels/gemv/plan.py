@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.family import (
     GEMM_SIGNATURE,
+    TICKETS,
     KernelSpec,
     Plan,
     Step,
     gemm_args,
+    has_tickets,
     precision_defines,
     precision_of,
     round_up,
@@ -27,6 +29,7 @@ KERNEL_FILES: dict[str, tuple[str, ...]] = {
     name: ("gemv/vectors.cl", f"gemv/{name.removeprefix('gemv_')}.cl")
     for name in ("gemv_dot", "gemv_axpy", "gemv_sum", "gemv_ger")
 }
+TICKET_FILE = "nv_ticket.cl"
 FEW_ROWS = 4  # that are dot products even if columns are contiguous
 LEAST_COLUMNS = 4  # of an outer product, that a work-item writes
 TURNS = 2  # times that a work-item reads as much as it can at once, where rows are long enough
@@ -213,18 +216,24 @@ class Cut:
     def _summed(
         self, name: str, width: int, defines: dict[str, int], groups: int, parts: int
     ) -> Plan:
-        """Launch a kernel for parts of k, and what adds them if there are several."""
+        """Launch a kernel for parts of k, and what adds them if its last work-groups cannot."""
         g, items = self.g, defines.get("ITEMS", self.config["ITEMS"])
-        part = round_up(-(-g.k // parts), self._longest)
-        parts = -(-g.k // part)
-        spec = self._spec(name, "pl", defines | {"SPLIT": int(parts > 1)}, width)
+        extent = round_up(-(-g.k // parts), self._longest)
+        parts = -(-g.k // extent)
         size = (groups * items, self._columns, g.batch * parts)
-        args = (*gemm_args(g), "scratch" if parts > 1 else "c", part)
-        steps = [Step(spec, size, (items, 1, 1), args)]
+        joined = parts > 1 and has_tickets(self.traits) and groups * self._products <= TICKETS
+        more: tuple[int | str, ...] = ()
         if parts > 1:
+            more = (extent, "scratch", "tickets") if joined else (extent, "scratch")
+        defines |= {"SPLIT": int(parts > 1) + joined}
+        spec = self._spec(name, "lpp"[: len(more)], defines, width)
+        if joined:
+            spec = spec._replace(files=(TICKET_FILE, *spec.files))
+        steps = [Step(spec, size, (items, 1, 1), (*gemm_args(g), *more))]
+        if parts > 1 and not joined:
             steps.append(self._sum(parts))
-        scratch = parts * g.batch * self._columns * self._rows if parts > 1 else 0
-        return Plan(tuple(steps), scratch * precision_of(g).itemsize)
+        scratch = parts * self._products * self._rows if parts > 1 else 0
+        return Plan(tuple(steps), scratch * precision_of(g).itemsize, takes_tickets=joined)
 
     def _sum(self, parts: int) -> Step:
         g, items = self.g, self.config["ITEMS"]

@@ -14,7 +14,20 @@
 #define VW 1  // elements of a vector of W: divides its offset, stride and leading dimension
 #endif
 #ifndef SPLIT
-#define SPLIT 0  // 1: work-groups get parts of k, and their sums go to scratch memory
+#define SPLIT 0  // work-groups get parts of k: 1: another launch adds their sums, 2: the last group
+#endif
+#if SPLIT == 0
+#define PART_ARGS
+#define EXTENT g.k  // elements along k that a work-group has
+#define SCRATCH 0
+#else
+#if SPLIT == 1
+#define PART_ARGS , const long extent, __global ELEM *restrict scratch
+#else
+#define PART_ARGS , const long extent, __global ELEM *restrict scratch, __global uint *tickets
+#endif
+#define EXTENT extent
+#define SCRATCH scratch
 #endif
 
 typedef VECTOR(VW) Reals;
@@ -25,17 +38,22 @@ typedef union {
 
 // Row i of W begins at w + i * step_row, and its elements are step_k apart.
 typedef struct {
+    ELEM alpha, beta;
     __global const ELEM *w, *x;
     __global ELEM *y;
     long rows, step_row, step_k, step_x, step_y;
     int conj_w, conj_x;
+    uint batch, entry, part;
 } Gemv;
 
-// The product number `column` of an entry of the stack.
-INLINE Gemv gemv_of(const Gemm g, __global const ELEM *a, __global const ELEM *b, __global ELEM *c,
-                    long column, long entry)
+// The work-group's column of C, of an entry of the stack, and its part of k.
+INLINE Gemv gemv_of(const Gemm g, ELEM alpha, ELEM beta, __global const ELEM *a,
+                    __global const ELEM *b, __global ELEM *c)
 {
     Gemv v;
+    v.alpha = alpha, v.beta = beta, v.batch = g.batch;
+    v.part = get_group_id(2) / v.batch, v.entry = get_group_id(2) % v.batch;  // longs take long
+    const long column = get_group_id(1), entry = v.entry;
     a += g.offset_a + entry * g.stride_a;
     b += g.offset_b + entry * g.stride_b;
     c += g.offset_c + entry * g.stride_c;
@@ -76,15 +94,61 @@ INLINE void add_up(__local ELEM *sums, int each, int place, int count, int step)
     }
 }
 
+// Where in scratch memory the sums of a part lie: entries within parts, columns within entries.
+INLINE long sums_before(Gemv v, long part)
+{
+    return ((part * v.batch + v.entry) * get_num_groups(1) + get_group_id(1)) * v.rows;
+}
+
+INLINE void store_sum(Gemv v, ELEM sum, long row)
+{
+    elem_store(v.y + row * v.step_y, elem_mul(v.alpha, sum), v.beta, beta_class(v.beta));
+}
+
 // The sum of a row, or of a part of it: into y, or behind the sums of the parts before.
-INLINE void keep_sum(const Gemm g, Gemv v, ELEM sum, long row, ELEM alpha, ELEM beta,
-                     __global ELEM *scratch)
+INLINE void keep_sum(Gemv v, ELEM sum, long row, __global ELEM *scratch)
 {
 #if SPLIT
-    // As the work-groups lie in the grid: entries within parts, columns within entries.
-    const long before = get_group_id(2) * get_num_groups(1) + get_group_id(1);
-    scratch[before * v.rows + row] = sum;
+    scratch[sums_before(v, v.part) + row] = sum;
 #else
-    elem_store(v.y + row * v.step_y, elem_mul(alpha, sum), beta, beta_class(beta));
+    store_sum(v, sum, row);
 #endif
 }
+
+// y := alpha * (sum of the parts' sums) + beta * y for `lanes` rows, a power of two, from `first` on.
+//
+// Neighbours have a row each; the other work-items of the group add other parts of it.  Which sums
+// are added to which is fixed, so that results are the same from run to run.
+INLINE void add_parts(Gemv v, long first, int lanes, int parts, __global const ELEM *scratch,
+                      __local ELEM *sums)
+{
+    const int slice = get_local_id(0) / lanes;
+    const long row = first + get_local_id(0) % lanes;
+    ELEM sum = (ELEM)(0);
+    if (row < v.rows)
+        for (int q = slice; q < parts; q += ITEMS / lanes)
+            sum += scratch[sums_before(v, q) + row];
+    sums[get_local_id(0)] = sum;
+    add_up(sums, 1, slice, ITEMS / lanes, lanes);
+    if (slice == 0 && row < v.rows)
+        store_sum(v, sums[get_local_id(0)], row);
+}
+
+#if SPLIT == 2
+// The last work-group that has kept sums of these rows adds them up: `rows`, a power of two.
+INLINE void join_parts(Gemv v, long first, int rows, __global const ELEM *scratch,
+                       __local ELEM *sums, __global uint *tickets, __local int *is_last)
+{
+    const int parts = get_num_groups(2) / v.batch, lanes = min(rows, ITEMS);
+    const uint before = v.entry * get_num_groups(1) + get_group_id(1);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (get_local_id(0) == 0)
+        *is_last = is_last_ticket(tickets + before * get_num_groups(0) + get_group_id(0), parts);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    if (!*is_last)
+        return;
+    // More rows than work-items: then each has rows of its own, and no sums of others to wait for.
+    for (int done = 0; done < rows; done += lanes)
+        add_parts(v, first + done, lanes, parts, scratch, sums);
+}
+#endif

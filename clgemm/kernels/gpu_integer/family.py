@@ -103,7 +103,7 @@ class GpuInteger(KernelFamily):
         defines = dict(config.params) | integer_defines(precision, lane_bytes(precision))
         spec = self.spec(self.name, precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pl")
         size = (tiles * items(config), g.batch, parts)
-        scratch = "scratch" if parts > 1 else "c"  # which is not read, nor written
+        scratch = "scratch" if parts > 1 else 0
         args = (*gemm_args(g), scratch, part if parts > 1 else g.k)
         step = Step(spec, size, (items(config), 1, 1), args)
         if parts == 1:

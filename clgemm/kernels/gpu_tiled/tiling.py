@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import TICKETS, precision_of, round_up
+from clgemm.kernels.family import TICKETS, has_tickets, precision_of, round_up
 from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ JOIN = 5e-6  # seconds of the launch that adds them up, and ...
 MOVED = 1.5e12  # ... bytes a second of them, which are written and read
 TICKET = 2.5e-6  # seconds until the last work-group of a macro-tile knows that it is, and ...
 GATHERED = 1e11  # ... bytes a second of the others' parts that it reads
-LEAST_FENCES = (7, 0)  # compute capability of fences between work-groups
 RATED_UNITS = 132  # compute units of the H200 whose rates are known
 UNIT_RATE = 1.8e11  # multiplications of floats a second, of a compute unit
 BUSY_ITEMS = 256  # of a compute unit: with fewer ones products wait, by the root of what is missing
@@ -204,11 +203,7 @@ def _join_seconds(
     """Tell whether the last work-group of a macro-tile adds up its parts, and what adding takes."""
     launched = _launch_seconds(g, parts)
     gathered = TICKET + parts * p["MC"] * p["NC"] * precision_of(g).itemsize / GATHERED
-    able = (
-        (traits.compute_capability or (0, 0)) >= LEAST_FENCES
-        and not g.triangle
-        and count_tiles(g, p) <= TICKETS
-    )
+    able = has_tickets(traits) and not g.triangle and count_tiles(g, p) <= TICKETS
     return (True, gathered) if able and gathered < launched else (False, launched)
 
 

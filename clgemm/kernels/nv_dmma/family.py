@@ -218,10 +218,10 @@ class NvDmma(KernelFamily):
         newest = self._has_bulk_copies(traits)
         spec = _gemm_spec(g.precision, config, _layout(g, cut), choices, newest, limit)
         args = (
-            *gemm_args(whole), "scratch" if cut.reals else "c", cut.packed_a, cut.packed_b,
+            *gemm_args(whole), "scratch" if cut.reals else 0, cut.packed_a, cut.packed_b,
             cut.tiles_m * (cut.entries_a > 1), cut.tiles_n * (cut.entries_b > 1),
             cut.partials, cut.whole, cut.shared, cut.workers, cut.span, g.m, g.n,
-            "tickets" if cut.takes_tickets else "c",
+            "tickets" if cut.takes_tickets else 0,
         )  # fmt: skip
         items = self.items(config)
         groups = cut.whole + cut.workers + strips * g.batch

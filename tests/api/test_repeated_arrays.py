@@ -1,0 +1,283 @@
+"""The same Arrays multiplied again are launched at once, to the same bits, if nothing changed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from helpers import run_python
+
+import clgemm
+from clgemm.api import device_arrays, repeated_arrays
+from clgemm.dispatch import engines
+from clgemm.kernels import BY_NAME
+from clgemm.problem import PRECISIONS, Gemm
+from clgemm.runtime import ending, host_memory, opencl
+from clgemm.runtime.kernel_runner import KernelRunner
+from clgemm.runtime.opencl import cl
+from clgemm.runtime.queues import LaunchState
+from clgemm.tuning.measure.verify import random_matrix
+
+M, N, K = 37, 23, 51
+ENOUGH = 2  # calls after which one is known
+
+
+@pytest.fixture
+def queue(device):
+    """Give a queue in a context of the test's own, and no calls from before."""
+    repeated_arrays._repeats.clear()
+    repeated_arrays._seen.clear()
+    context = cl.Context(device.context.devices)
+    yield cl.CommandQueue(context)
+    del context  # Intel's runtime forgets a context that only a queue holds
+
+
+@pytest.fixture
+def hosts(rng):
+    return rng.uniform(-1, 1, (M, K)).astype(np.float32), rng.uniform(-1, 1, (K, N)).astype("f4")
+
+
+@pytest.fixture
+def operands(queue, hosts):
+    return tuple(opencl.arrays().to_device(queue, x) for x in hosts)
+
+
+@pytest.fixture
+def shortly(monkeypatch):
+    """Refuse the long way from the call on."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the long way")
+
+    return lambda: monkeypatch.setattr(device_arrays, "_matmul", refuse)
+
+
+def empty(queue, dtype=np.float32):
+    return opencl.arrays().empty(queue, (M, N), dtype).fill(np.nan)
+
+
+def close(got, a, b):
+    np.testing.assert_allclose(got.get(), a @ b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_later_products_are_the_first_one_bit_by_bit(device, queue, code, rng, shortly):
+    device.require(PRECISIONS[code])
+    a, b = (random_matrix(rng, PRECISIONS[code], *shape) for shape in ((M, K), (K, N)))
+    x, y = (opencl.arrays().to_device(queue, host) for host in (a, b))
+    out = empty(queue, a.dtype)
+    calls = {
+        "new": lambda: clgemm.matmul(x, y),
+        "out": lambda: clgemm.matmul(x, y, out=out),
+        "turned": lambda: clgemm.matmul(y.T, x.T),
+        "one of a tuple": lambda: clgemm.matmul(x, y, out=(out,)),
+    }
+    first = {name: call().get() for name, call in calls.items()}
+    for call in calls.values():
+        call()
+    del calls["turned"], calls["one of a tuple"]  # each time views, or a tuple, of their own
+    shortly()
+    cl.enqueue_fill_buffer(queue, out.base_data, np.float32(np.nan), 0, out.nbytes)
+    for name, call in calls.items():
+        again = call()
+        assert (again is out) == (name == "out")
+        assert again.get().tobytes() == first[name].tobytes(), name
+
+
+def test_results_are_new_ones(operands, hosts):
+    results = [clgemm.matmul(*operands) for _ in range(ENOUGH + 2)]
+    assert len({x.base_data.int_ptr for x in results}) == len(results)
+    for x in results:
+        close(x, *hosts)
+
+
+def test_what_somebody_looked_at_has_a_short_way_still(queue, operands, hosts, shortly):
+    x, y = operands
+    x = clgemm.matmul(x, opencl.arrays().to_device(queue, np.eye(K, dtype=np.float32)))
+    for _ in range(ENOUGH):
+        clgemm.matmul(x, y)
+    x.get()
+    clgemm.matmul(x, y)
+    shortly()
+    close(clgemm.matmul(x, y), *hosts)
+
+
+def test_values_that_changed_are_multiplied(queue, operands, hosts):
+    x, y = operands
+    a, b = hosts
+    out = empty(queue)
+    for i in range(6):
+        x += 1.0  # an event that the product has to follow
+        a = a + np.float32(1)
+        close(clgemm.matmul(x, y, out=out), a, b)
+        close(clgemm.matmul(x, y), a, b)
+        if i % 2:
+            out.fill(np.nan)
+
+
+def test_two_products_in_turn(queue, operands, hosts, shortly):
+    """Results and operands take turns, as in an iteration."""
+    x, y = operands
+    turned = y.T
+    there, back = empty(queue), opencl.arrays().empty(queue, (M, K), np.float32)
+    for i in range(5):
+        if i == ENOUGH:
+            shortly()
+        clgemm.matmul(x, y, out=there)
+        clgemm.matmul(there, turned, out=back)
+    a, b = hosts
+    close(back, a @ b, b.T)
+
+
+def test_the_first_array_that_goes_ends_a_repeat(queue, hosts):
+    x, y = (opencl.arrays().to_device(queue, host) for host in hosts)
+    out = empty(queue)
+    for _ in range(ENOUGH):
+        clgemm.matmul(x, y, out=out)
+        clgemm.matmul(x, y)
+    assert len(repeated_arrays._repeats) == 2
+    memory = weakref.ref(out)
+    del out
+    gc.collect()
+    assert memory() is None
+    assert len(repeated_arrays._repeats) == 1
+    del y
+    gc.collect()
+    assert not repeated_arrays._repeats
+
+
+def test_results_that_go_are_no_repeats(queue, operands):
+    """Others take their place in memory, and their identity."""
+    x, y = operands
+    z = opencl.arrays().to_device(queue, np.ones((N, 2), np.float32))
+    for _ in range(8):
+        clgemm.matmul(clgemm.matmul(x, y), z)
+    assert [key[0] for key in repeated_arrays._repeats] == [id(x)]
+
+
+@pytest.mark.parametrize("name", ["base_data", "offset", "shape", "strides", "queue"])
+def test_an_array_that_changed_is_looked_at_anew(queue, operands, hosts, name):
+    (x, y), (a, b) = operands, hosts
+    room = opencl.arrays().to_device(queue, np.concatenate((a, 2 * a)))
+    x = room[:M]
+    for _ in range(ENOUGH + 1):
+        clgemm.matmul(x, y)
+    other = cl.CommandQueue(queue.context)
+    half = room[M:]
+    changed = {
+        "base_data": (opencl.arrays().to_device(queue, 3 * a).base_data, 3 * a),
+        "offset": (half.offset, 2 * a),
+        "shape": ((M - 2, K), a[:-2]),
+        "strides": ((4, 4 * M), room.get().ravel()[: M * K].reshape(K, M).T),
+        "queue": (other, a),
+    }
+    value, want = changed[name]
+    setattr(x, name, value)
+    got = clgemm.matmul(x, y)
+    assert got.queue is (other if name == "queue" else queue)
+    close(got, want, b)
+
+
+def test_modes_and_what_was_forgotten_count(operands, hosts, monkeypatch):
+    ways = []
+    monkeypatch.setattr(
+        device_arrays, "_matmul", lambda *arrays: ways.append("long") or long_way(*arrays)
+    )
+    for _ in range(ENOUGH + 1):
+        clgemm.matmul(*operands)
+    assert len(ways) == ENOUGH
+    monkeypatch.setenv("CLGEMM_FP32", "fma")
+    close(clgemm.matmul(*operands), *hosts)
+    assert len(ways) == ENOUGH + 1
+    clgemm.matmul(*operands)
+    assert len(ways) == ENOUGH + 1
+    engine, _ = engines.of_queue(operands[0].queue)
+    engine.forget()
+    close(clgemm.matmul(*operands), *hosts)
+    assert len(ways) == ENOUGH + 2
+
+
+long_way = device_arrays._matmul
+
+
+def test_out_that_shares_memory_is_refused_each_time(queue):
+    room = opencl.arrays().to_device(queue, np.zeros((3 * K, K), np.float32))
+    x, y, out = room[:K], room[K : 2 * K], room[1 : K + 1]
+    for _ in range(ENOUGH + 1):
+        with pytest.raises(ValueError, match="shares memory"):
+            clgemm.matmul(x, y, out=out)
+
+
+@pytest.mark.parametrize("properties", [1, 2], ids=["out of order", "timed"])
+def test_queues_whose_launches_make_events_have_no_repeats(device, hosts, properties):
+    repeated_arrays._repeats.clear()
+    queue = cl.CommandQueue(device.context, properties=properties)
+    x, y = (opencl.arrays().to_device(queue, host) for host in hosts)
+    for _ in range(ENOUGH + 2):
+        close(clgemm.matmul(x, y), *hosts)
+    assert not repeated_arrays._repeats
+
+
+def test_nested_calls_go_the_long_way(operands):
+    for _ in range(ENOUGH):
+        clgemm.matmul(*operands)
+    me = threading.get_ident()
+    assert repeated_arrays.matmul(*operands, None) is not None
+    ending.inside.add(me)
+    try:
+        assert repeated_arrays.matmul(*operands, None) is None
+    finally:
+        ending.inside.discard(me)
+    assert me not in ending.inside
+
+
+def test_of_too_many_calls_none_is_kept(queue, operands, monkeypatch):
+    monkeypatch.setattr(repeated_arrays, "MOST", 3)
+    outs = [empty(queue) for _ in range(7)]
+    for out in outs:
+        for _ in range(ENOUGH):
+            clgemm.matmul(*operands, out=out)
+        assert len(repeated_arrays._repeats) <= 3
+        assert len(repeated_arrays._seen) <= 3
+
+
+@pytest.mark.parametrize("name", ["direct", "gpu_tiled", "gemv"])
+def test_what_the_driver_refuses_pyopencl_tries_again(device, name, rng, monkeypatch):
+    precision = PRECISIONS["s"]
+    g = Gemm("s", 20, 1, 30, 1, False, False, 20, 0, False, False, 30, 0, 20, 0, False, False)
+    family = BY_NAME[name]
+    plan = family.plan(device.traits, g, family.default(device.traits, precision))
+    runner = KernelRunner(device, g, plan)
+    refused = []
+    monkeypatch.setattr(runner, "_bare", lambda *_: refused.append(1) or -5)
+    a, b, c = (random_matrix(rng, precision, *s) for s in ((20, 30), (30, 1), (20, 1)))
+    places = [host_memory.place(device, x) for x in (a, b, c)]
+    state = LaunchState(device.context, device.queue)
+    runner.repeated((2.0, 0.0, *places, (0, 0, 0)), state)(places[2])
+    device.queue.finish()
+    host_memory.fetch(device, places[2], c)
+    np.testing.assert_allclose(c, 2 * a @ b, rtol=1e-5, atol=1e-5)
+    assert refused
+
+
+def test_a_forked_child_forgets_them():
+    code = """
+import os
+import numpy as np
+import clgemm
+x = clgemm.to_device(np.ones((8, 8), np.float32))
+for _ in range(3):
+    clgemm.matmul(x, x)
+child = os.fork()
+if not child:
+    try:
+        clgemm.matmul(x, x)
+    except clgemm.DeviceError:
+        os._exit(7)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+    run_python(code)
