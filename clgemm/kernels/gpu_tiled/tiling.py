@@ -22,11 +22,13 @@ HALF_GROUP = 1.06  # or with half as many work-items
 MOST_TURNS = 8  # macro-tiles a compute unit from which on a cut tile shares nothing out better
 PARTS_ITEMS = 256  # work-items a compute unit that k is split for: they hide each other's waits
 LEAST_PART = 64  # k of a part at least
+SHORT = 64  # k, and extent of C, of products that are mostly read and stored
 # What parts of k cost and save, on an H200; proportions are alike elsewhere.
 JOIN = 5e-6  # seconds of the launch that adds them up, and ...
 MOVED = 1.5e12  # ... bytes a second of them, which are written and read
 TICKET = 2.5e-6  # seconds until the last work-group of a macro-tile knows that it is, and ...
-GATHERED = 1e11  # ... bytes a second of the others' parts that it reads
+GATHERED = 1e11  # ... bytes a second of the others' parts that it reads, but ...
+PART = 2e-7  # ... a part takes as long as memory takes to answer
 RATED_UNITS = 132  # compute units of the H200 whose rates are known
 UNIT_RATE = 1.8e11  # multiplications of floats a second, of a compute unit
 BUSY_ITEMS = 256  # of a compute unit: with fewer ones products wait, by the root of what is missing
@@ -87,6 +89,7 @@ KNOWN: dict[str, tuple[Known, ...]] = {
     "s": (
         _known("128 64 16 8 8 8", 34.6, 30),
         _known("128 32 16 8 4 8", 35.6, 38),
+        _known("32 128 16 4 8 8", 33.5, 38),
         _known("64 64 16 8 4 8", 36.7, 35),
         _known("64 64 16 4 4 8", 33.2, 35),
         _known("64 32 32 4 4 8", 32.0, 25),
@@ -104,7 +107,7 @@ KNOWN: dict[str, tuple[Known, ...]] = {
         _known("32 32 16 4 4 8", 34.0, 28, **SLICED),
     ),
 }
-"""For operands whose rows start anywhere, where C is small or thin, or k short."""
+"""For operands whose rows start anywhere, where C is small or thin, and thin ones of a short k."""
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
@@ -157,7 +160,8 @@ def _is_known(traits: DeviceTraits, g: Gemm, widest: int) -> bool:
     """Tell whether a problem gets a tile of `KNOWN`."""
     if g.precision not in KNOWN or not _is_small(g):
         return False
-    return precision_of(g).is_complex or vector_width(traits, g, widest) == 1
+    reads_most = g.k <= SHORT and min(g.m, g.n) * g.k <= SHORT**2
+    return reads_most or precision_of(g).is_complex or vector_width(traits, g, widest) == 1
 
 
 def _is_small(g: Gemm) -> bool:
@@ -201,8 +205,9 @@ def _join_seconds(
     traits: DeviceTraits, g: Gemm, p: Mapping[str, int], parts: int
 ) -> tuple[bool, float]:
     """Tell whether the last work-group of a macro-tile adds up its parts, and what adding takes."""
-    launched = _launch_seconds(g, parts)
-    gathered = TICKET + parts * p["MC"] * p["NC"] * precision_of(g).itemsize / GATHERED
+    launched = max(_launch_seconds(g, parts), JOIN + parts * PART)
+    part = p["MC"] * p["NC"] * precision_of(g).itemsize / GATHERED
+    gathered = TICKET + parts * max(part, PART)
     able = has_tickets(traits) and not g.triangle and count_tiles(g, p) <= TICKETS
     return (True, gathered) if able and gathered < launched else (False, launched)
 
