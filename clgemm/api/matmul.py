@@ -34,6 +34,7 @@ _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
 _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
+_NO_OUTER = min(host_blas.SHORT.values())  # all that is smaller NumPy computes, outer products, too
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
 than finding out that it is one tall matrix."""
@@ -53,7 +54,9 @@ class _Call(NamedTuple):
 
 
 @stands_in_for(lambda: host_blas.matmul)
-def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
+def matmul(  # noqa: C901, PLR0911 - to call another function costs small products .05 us
+    x1: Any, x2: Any, /, out: Any = None, **given: Any
+) -> Any:
     """Matrix product of two arrays, as `numpy.matmul` defines it.
 
     Parameters
@@ -110,15 +113,18 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
         x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
     ):
         if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
-            if x1.ndim == 2 == x2.ndim and (k := len(x2)) > 1:
-                size = x2.size
-                product = len(x1) * size
-                if product <= _LEAST or product <= (
-                    _ROWS if size in (k, product) else _MOST if k >= DEEP else _SHALLOW
-                ).get(x1.dtype, 0):
+            if x1.ndim == 2:
+                # Of x2, too, may be a stack, or a vector: the multiplications are as many.
+                product = len(x1) * (size := x2.size)
+                if product < _NO_OUTER or (product <= _LEAST and x2.ndim and len(x2) > 1):
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                found = repeated.matmul(x1, x2, out, True)
-                return _new_kind(x1, x2, out, given) if found is None else found
+                if x2.ndim == 2 and (k := len(x2)) > 1:
+                    if product <= (
+                        _ROWS if size in (k, product) else _MOST if k >= DEEP else _SHALLOW
+                    ).get(x1.dtype, 0):
+                        return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+                    found = repeated.matmul(x1, x2, out, True)
+                    return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
         found = small.matmul(x1, x2, out)

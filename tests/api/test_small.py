@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -124,3 +125,30 @@ def test_unusual_factors_and_results_are_left_to_the_long_way(monkeypatch):
     ):  # fmt: skip
         assert small.gemm(x.dtype, _arguments(1.0, x, x, **more)) is None, more
     assert small.gemm(x.dtype, _arguments(1.0, x, x, c=fixed)) is not None
+
+
+@pytest.mark.usefixtures("auto")
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((9, 5), (5, 7)), ((9, 5), (5,)), ((9, 5), (3, 5, 7)), ((9, 5), (1, 5, 7)), ((40, 1), (1, 40)),
+     ((9, 0), (0, 7)), ((0, 5), (5, 7)), ((30, 60), (60, 25)), ((5, 300), (2, 300, 15)),
+     ((3000, 4), ()), ((9, 5), ()), ((9, 5), (6, 7)), ((30, 60), (61, 25)), ((3000, 4), (5,))],
+    ids=str,
+)  # fmt: skip
+def test_matrices_times_few_numbers_are_numpys_product(left, right, rng):
+    """Matrices, vectors or stacks: the same bits, and the same mistakes."""
+    a, b = np.asarray(rng.uniform(-1, 1, left)), np.asarray(rng.uniform(-1, 1, right))
+    want, message = None, ""
+    try:
+        want = np.matmul(a, b)
+    except ValueError as error:
+        message = str(error)
+    if want is None:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            clgemm.matmul(a, b)
+        return
+    out = np.full(want.shape, np.nan)
+    for got in (clgemm.matmul(a, b), clgemm.matmul(a, b, out=out)):
+        assert got.shape == want.shape
+        assert got.tobytes() == want.tobytes()
+    assert got is out
