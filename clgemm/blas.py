@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import numpy as np
 
-from clgemm.api import device_arrays, repeated, small
+from clgemm.api import device_arrays, repeated, repeated_arrays, small
 from clgemm.api.arguments import (
     as_factor,
     as_flag,
@@ -152,6 +152,8 @@ def _routine(code: str) -> Routine:
     ) -> NDArray[Any]:
         arguments = (alpha, a, b, beta, c, trans_a, trans_b, overwrite_c)
         product = small.gemm(dtype, arguments)
+        if product is None:
+            product = repeated_arrays.gemm(code, arguments)
         return _gemm(name, precision, *arguments) if product is None else product
 
     factor = "complex" if precision.is_complex else "float"

@@ -30,7 +30,7 @@ from clgemm.runtime.opencl_errors import translated, translated_errors, translat
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from clgemm.dispatch.engine import Engine
     from clgemm.problem import Precision
@@ -115,10 +115,8 @@ def _matmul(a: Any, b: Any, given: Any) -> Any:
         a, b = (_zeros(state, queue, shape, a.dtype) for shape in deep)
         decision = decide_matmul(engine, a, b, out, same=False)
     values = _launch(engine, state, decision, (1.0, 0.0), (a, b, out), queue)
-    if repeated_arrays.is_repeated(a, b, given) and _is_simple(state, decision, (a, b, out)):
-        launch = decision.products[0].runner.repeated(values, state)
-        new = None if given is not None else partial(_empty, engine, state, decision, queue)
-        repeated_arrays.remember((a, b, given), engine, launch, new)
+    if repeated_arrays.is_repeated(key := (id(a), id(b), id(given)), a, b, given):
+        _keep(key, engine, state, decision, values, (a, b, out), given)
     return out
 
 
@@ -140,11 +138,22 @@ def _decision(engine: Engine, a: Any, b: Any, out: Any) -> ArrayDecision:
     return decision
 
 
-def _is_simple(state: QueueState, decision: ArrayDecision, arrays: Iterable[Any]) -> bool:
-    """Tell whether a call is one product of Arrays of one queue, which runs in order."""
-    queues = [x.queue for x in arrays]
-    alone = len(decision.products) == 1 and state.in_order and not state.has_events
-    return alone and all(queue is queues[0] is not None for queue in queues)
+def _keep(
+    key: repeated_arrays.Key, engine: Engine, state: QueueState, decision: ArrayDecision,
+    values: Values, arrays: tuple[Any, Any, Any], given: Any,
+) -> None:  # fmt: skip
+    """Keep a call that came before, if it is one product of Arrays of one queue, in its order."""
+    a, b, out = arrays
+    queue = out.queue
+    one = len(decision.products) == 1 and state.in_order and not state.has_events
+    if one and a.queue is queue is b.queue is not None:
+        launch = decision.products[0].runner.repeated(values, state)
+        if given is None:
+            like = decision._replace(shape=out.shape, strides=out.strides)
+            new = partial(_empty, engine, state, like, queue)
+            repeated_arrays.remember(key, (a, b), engine, launch, new)
+        else:
+            repeated_arrays.remember(key, arrays, engine, launch, None)
 
 
 @entry(nested_arrays.gemm)
@@ -154,6 +163,7 @@ def gemm(
     trans_a: Any, trans_b: Any, overwrite_c: Any,
 ) -> Any:  # fmt: skip
     """Compute alpha * op(a) @ op(b) + beta * c with Arrays; the arguments are those of `blas`."""
+    arguments = alpha, a, b, beta, c, trans_a, trans_b, overwrite_c
     overwrite_c = as_flag(where, "overwrite_c", overwrite_c)
     trans_a = as_transposition(where, "trans_a", trans_a)
     trans_b = as_transposition(where, "trans_b", trans_b)
@@ -180,6 +190,21 @@ def gemm(
         alpha, trans_a, trans_b = 1.0, 0, 0
         a, b = (_zeros(state, queue, x, result.dtype) for x in ((shape[0], 1), (1, shape[1])))
         operands = precision.code, 0, 0, a.dtype, a.shape, b.dtype, b.shape, operands[-1]
+    decision = _gemm_decision(engine, operands, (a, b, result), alpha, beta)
+    values = _launch(engine, state, decision, (alpha, beta), (a, b, result), queue)
+    again = cmath.isfinite(beta) and (c is None or result is c)
+    key = repeated_arrays.key_of_gemm(precision.code, arguments) if again else None
+    if key is not None and repeated_arrays.is_repeated(key, a, b, c):
+        _keep(key, engine, state, decision, values, (a, b, result), c)
+    return result
+
+
+def _gemm_decision(
+    engine: Engine, operands: tuple[Any, ...], arrays: tuple[Any, Any, Any], alpha: complex,
+    beta: complex,
+) -> ArrayDecision:  # fmt: skip
+    """Return what was decided on calls of a kind, into a result that is there."""
+    (a, b, result), (_, trans_a, trans_b, *_) = arrays, operands
     same = a is b or (a.base_data is b.base_data and a.offset == b.offset)
     # With another alpha, what would be Hermitian is not.
     same = same and ((trans_a == _CONJUGATE) == (trans_b == _CONJUGATE) or alpha.imag == 0)
@@ -192,8 +217,7 @@ def gemm(
     if decision is None:
         decision = decide_gemm(engine, (a, b, result), beta, trans_a, trans_b, same=same)
         engine.remember(key, decision)
-    _launch(engine, state, decision, (alpha, beta), (a, b, result), queue)
-    return result
+    return decision
 
 
 def _zeros(

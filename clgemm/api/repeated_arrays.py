@@ -21,6 +21,7 @@ from clgemm.runtime.opencl_errors import translated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from clgemm.api.repeated import Arguments
     from clgemm.dispatch.engine import Engine
     from clgemm.runtime.device import Device
     from clgemm.runtime.opencl import cl
@@ -31,9 +32,10 @@ MOST = 1024
 """Calls that are kept; of more none is."""
 
 _OPERANDS = 2
+_NUMBERS, _FLAGS = frozenset({int, float}), frozenset({int, bool})
 _ref = weakref.ref
-Objects = tuple[int, int, int]
-"""The identities of a, b and out."""
+Key = tuple[Any, ...]
+"""The identities of a, b and out, and what else a call has been given."""
 
 
 class _Repeat(NamedTuple):
@@ -58,8 +60,8 @@ class _Repeat(NamedTuple):
     """They end what is kept here with the first of the Arrays that goes."""
 
 
-_repeats: dict[Objects, _Repeat] = {}
-_seen: dict[Objects, tuple[weakref.ref[Any], ...]] = {}
+_repeats: dict[Key, _Repeat] = {}
+_seen: dict[Key, tuple[weakref.ref[Any], ...]] = {}
 """Calls that came once, and the Arrays: others may have taken their places in memory since."""
 
 
@@ -70,7 +72,29 @@ def _facts(x: Any) -> tuple[Any, ...]:
 
 def matmul(a: Any, b: Any, out: Any) -> Any:
     """Multiply Arrays that were multiplied before; return None where there is more to look at."""
-    repeat = _repeats.get((id(a), id(b), id(out)))
+    return _again((id(a), id(b), id(out)), a, b, out)
+
+
+def gemm(code: str, arguments: Arguments) -> Any:
+    """Do as `matmul` does, with the arguments of a BLAS routine."""
+    key = key_of_gemm(code, arguments) if _repeats else None
+    return None if key is None else _again(key, arguments[1], arguments[2], arguments[4])
+
+
+def key_of_gemm(code: str, arguments: Arguments) -> Key | None:
+    """Return what a call with the arguments of a BLAS routine is kept by, None if it is not."""
+    alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
+    if not (
+        trans_a.__class__ is int is trans_b.__class__
+        and alpha.__class__ in _NUMBERS and beta.__class__ in _NUMBERS
+        and (c is None or (overwrite_c.__class__ in _FLAGS and overwrite_c))
+    ):  # fmt: skip
+        return None
+    return id(a), id(b), id(c), code, alpha, beta, trans_a, trans_b
+
+
+def _again(key: Key, a: Any, b: Any, out: Any) -> Any:
+    repeat = _repeats.get(key)
     if repeat is None:
         return None
     facts, launch, new, modes, units, engine, found, handle, forgotten, _ = repeat
@@ -95,7 +119,7 @@ def matmul(a: Any, b: Any, out: Any) -> Any:
             events.follow(out, state.queue)
         launch(out.base_data)
     except opencl.load().Error as error:
-        raise translated(error, "matmul of device arrays") from error
+        raise translated(error, "a product of device arrays") from error
     finally:
         inside.discard(me)
     return out
@@ -116,9 +140,8 @@ def _wait_for_nothing(arrays: tuple[Any, ...], queue: cl.CommandQueue) -> bool:
     return pending.__class__ is InOrder and pending.queue is queue
 
 
-def is_repeated(a: Any, b: Any, out: Any) -> bool:
-    """Tell whether these Arrays came before, and note that they came."""
-    key = id(a), id(b), id(out)
+def is_repeated(key: Key, a: Any, b: Any, out: Any) -> bool:
+    """Tell whether such a call of these Arrays came before, and note that it came."""
     seen = _seen.get(key)
     if seen is not None and seen[0]() is a and seen[1]() is b and (out is None or seen[2]() is out):
         return True
@@ -129,15 +152,17 @@ def is_repeated(a: Any, b: Any, out: Any) -> bool:
 
 
 def remember(
-    arrays: tuple[Any, Any, Any], engine: Engine, launch: Callable[[Any], None],
+    key: Key, arrays: tuple[Any, ...], engine: Engine, launch: Callable[[Any], None],
     new: Callable[[Any], Any] | None,
 ) -> None:  # fmt: skip
     """Keep a call on one queue.
 
     Parameters
     ----------
+    key : tuple
+        What it is found by.
     arrays : tuple of pyopencl.array.Array
-        a, b and out, None if `new` makes it.
+        a, b and, unless `new` makes it, out.
     engine : Engine
         What has computed the call.
     launch : callable
@@ -145,9 +170,7 @@ def remember(
     new : callable, optional
         Makes a result, as that of its argument, a.
     """
-    key = id(arrays[0]), id(arrays[1]), id(arrays[2])
-    there = [x for x in arrays if x is not None]
-    handle = there[0].queue.int_ptr
+    handle = arrays[0].queue.int_ptr
 
     def drop(_: weakref.ref[Any]) -> None:
         _repeats.pop(key, None)
@@ -155,7 +178,7 @@ def remember(
     if len(_repeats) >= MOST:
         _repeats.clear()
     _repeats[key] = _Repeat(
-        sum(map(_facts, there), ()),
+        sum(map(_facts, arrays), ()),
         launch,
         new,
         settings.modes(),
@@ -164,5 +187,5 @@ def remember(
         registry.states[handle],
         handle,
         engine.forgotten,
-        tuple(weakref.ref(x, drop) for x in there),
+        tuple(weakref.ref(x, drop) for x in arrays),
     )

@@ -87,6 +87,56 @@ def test_later_products_are_the_first_one_bit_by_bit(device, queue, code, rng, s
         assert again.get().tobytes() == first[name].tobytes(), name
 
 
+@pytest.mark.parametrize("code", "sdcz")
+def test_later_gemms_are_the_first_one_bit_by_bit(device, queue, code, rng, monkeypatch):
+    device.require(PRECISIONS[code])
+    a, b, c = (random_matrix(rng, PRECISIONS[code], *s) for s in ((K, M), (N, K), (M, N)))
+    gemm = getattr(clgemm, f"{code}gemm")
+    x, y, z = (opencl.arrays().to_device(queue, np.asfortranarray(host)) for host in (a, b, c))
+    first = z.get().copy(), gemm(2.0, x, y, trans_a=1, trans_b=2).get()
+    added = gemm(2.0, x, y, 0.5, z, 1, 2, 1).get()
+    for _ in range(ENOUGH):
+        gemm(2.0, x, y, trans_a=1, trans_b=2)
+        gemm(2.0, x, y, 0.5, z, 1, 2, 1)
+    monkeypatch.setattr(device_arrays, "gemm", None)
+    memory = np.asfortranarray(first[0])
+    cl.enqueue_copy(queue, z.base_data, memory)
+    assert gemm(2.0, x, y, 0.5, z, 1, 2, 1) is z
+    assert gemm(2, x, y, 0.0, None, 1, 2).get().tobytes() == first[1].tobytes()
+    assert z.get().tobytes() == added.tobytes()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"alpha": 3.0}, {"alpha": 2.0 + 0j}, {"beta": 0.25}, {"trans_b": 0}, {"overwrite_c": 0},
+     {"alpha": 0.0}, {"beta": 0.0}],
+    ids=str,
+)  # fmt: skip
+def test_gemms_with_other_arguments_are_other_calls(queue, rng, changed):
+    a, b, c = (random_matrix(rng, PRECISIONS["c"], 9, 9) for _ in range(3))
+    x, y, z = (opencl.arrays().to_device(queue, np.asfortranarray(host)) for host in (a, b, c))
+    usual = {"alpha": 2.0, "beta": 0.5, "trans_a": 0, "trans_b": 1, "overwrite_c": 1}
+    for _ in range(ENOUGH + 1):
+        z.set(np.asfortranarray(c))
+        clgemm.cgemm(a=x, b=y, c=z, **usual)
+    for _ in range(ENOUGH + 1):
+        z.set(np.asfortranarray(c))
+        given = usual | changed
+        got = clgemm.cgemm(a=x, b=y, c=z, **given)
+        op_b = b.T if given["trans_b"] else b
+        want = given["alpha"] * (a @ op_b) + given["beta"] * c
+        np.testing.assert_allclose(got.get(), want, rtol=0, atol=1e-4)
+        assert (got is z) == (given["overwrite_c"] == 1)
+
+
+def test_a_c_left_out_is_zeros_whatever_beta_is(queue, rng):
+    a = random_matrix(rng, PRECISIONS["s"], 5, 5)
+    x = opencl.arrays().to_device(queue, a)
+    for beta in (0.5, np.inf, 0.5, np.inf, np.nan, np.nan, 0.5):
+        got = clgemm.sgemm(1.0, x, x, beta).get()
+        assert np.all(np.isnan(got)) == (not np.isfinite(beta))
+
+
 def test_results_are_new_ones(operands, hosts):
     results = [clgemm.matmul(*operands) for _ in range(ENOUGH + 2)]
     assert len({x.base_data.int_ptr for x in results}) == len(results)

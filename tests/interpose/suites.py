@@ -3,7 +3,7 @@
     pip install pytest hypothesis scikit-learn pandas ndindex pytest-json-report
     python tests/interpose/suites.py
     python tests/interpose/suites.py --only SciPy --json suites.json
-    python tests/interpose/suites.py --jobs 6
+    python tests/interpose/suites.py --jobs 12 --split
     python tests/interpose/suites.py --array-api ../array-api-tests --only none
 
 Each suite runs twice, in processes of its own.  The second time every product goes to the device,
@@ -116,14 +116,38 @@ def _of(found: Run, name: str) -> str:
     return ", ".join(outcome for test, outcome in found.outcomes if test == name) or "not run"
 
 
-def compare(name: str, modules: list[str], pool: Executor) -> dict[str, object] | None:
+def files_of(package: str) -> list[str]:
+    """List the modules of tests in a package, the largest first; itself, if it is a module."""
+    found = find_spec(package)
+    folders = found.submodule_search_locations if found else None
+    if not folders:
+        return [package]
+    (folder,) = folders
+    files = sorted(Path(folder).rglob("test_*.py"), key=lambda x: -x.stat().st_size)
+    return [".".join((package, *x.relative_to(folder).with_suffix("").parts)) for x in files]
+
+
+def together(runs: list[Run]) -> Run:
+    """Add up what several runs have found; seconds, too."""
+    return Run(
+        sum((x.outcomes for x in runs), Counter()),
+        sum(x.seconds for x in runs),
+        sum(x.on_device for x in runs),
+    )
+
+
+def compare(
+    name: str, modules: list[str], pool: Executor, *, split: bool = False
+) -> dict[str, object] | None:
     """Run a suite twice, and print its row; None if its package is not installed."""
     if find_spec(modules[0].split(".")[0]) is None:
         print(f"{name:28} not run: {modules[0].split('.')[0]} is not installed", flush=True)
         return None
-    under, plain = (
-        x.result() for x in [pool.submit(run, modules, under=under) for under in (True, False)]
-    )
+    parts = [[x] for module in modules for x in files_of(module)] if split else [modules]
+    runs = {
+        under: [pool.submit(run, part, under=under) for part in parts] for under in (True, False)
+    }
+    under, plain = (together([x.result() for x in runs[way]]) for way in (True, False))
     found = differing(plain, under)
     tests, passed = (
         sum(n for (_, outcome), n in plain.outcomes.items() if wanted in {"", outcome})
@@ -158,6 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="suites whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, help="runs that go on side by side")
+    parser.add_argument("--split", action="store_true", help="a run for each module of tests")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--array-api", type=Path, metavar="CHECKOUT", help="of array-api-tests")
     parser.add_argument("--examples", type=int, default=200, help="of each of its tests")
@@ -169,7 +194,7 @@ def main() -> int:
     )
     suites = [item for item in SUITES.items() if given.only in item[0]]
     with ThreadPoolExecutor(given.jobs) as pool, ThreadPoolExecutor(len(SUITES)) as waiting:
-        found = waiting.map(lambda item: compare(*item, pool), suites)
+        found = waiting.map(lambda item: compare(*item, pool, split=given.split), suites)
         rows = [row for row in found if row is not None]
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
