@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from clgemm.settings import Modes
 
 MOST = 1024
-"""Calls that are kept; of more none is."""
+"""Calls that are kept; when there are more, all are forgotten."""
 
 _OPERANDS = 2
 _NUMBERS, _FLAGS = frozenset({int, float}), frozenset({int, bool})
+_SWITCH, _ON = (0, 1), (1,)
 _ref = weakref.ref
 Key = tuple[Any, ...]
 """The identities of a, b and out, and what else a call has been given."""
@@ -87,13 +88,14 @@ def key_of_gemm(code: str, arguments: Arguments) -> Key | None:
     if not (
         trans_a.__class__ is int is trans_b.__class__
         and alpha.__class__ in _NUMBERS and beta.__class__ in _NUMBERS
-        and (c is None or (overwrite_c.__class__ in _FLAGS and overwrite_c))
+        and overwrite_c.__class__ in _FLAGS and overwrite_c in (_SWITCH if c is None else _ON)
     ):  # fmt: skip
         return None
     return id(a), id(b), id(c), code, alpha, beta, trans_a, trans_b
 
 
 def _again(key: Key, a: Any, b: Any, out: Any) -> Any:
+    """Launch what is kept by a key; return None if nothing is, or it may not be so any more."""
     repeat = _repeats.get(key)
     if repeat is None:
         return None
@@ -126,7 +128,10 @@ def _again(key: Key, a: Any, b: Any, out: Any) -> Any:
 
 
 def _wait_for_nothing(arrays: tuple[Any, ...], queue: cl.CommandQueue) -> bool:
-    """Tell whether a command on a queue follows whatever computes Arrays, and `out` may say so."""
+    """Tell whether the order of a queue is all that the operands, and out if it is there, wait for.
+
+    Then there is nothing to change in what out tells of its events, either.
+    """
     for x in arrays[:_OPERANDS]:
         pending = x.events
         if pending.__class__ is InOrder and pending.queue is not None:

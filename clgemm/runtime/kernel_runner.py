@@ -30,7 +30,7 @@ NO_OFFSETS = (0, 0, 0)
 Bound = tuple[tuple[int, ...], bytes, bytes]
 """Offsets of the operands, alpha and beta, as a kernel's arguments have them."""
 UNBOUND: Bound = ((), b"", b"")
-IN_ORDER = (3, 4, 5)  # places of A, B and C in every kernel that takes them, and nothing else
+OPERANDS = (3, 4, 5)  # places of A, B and C among the arguments of a kernel that takes them
 Memory = tuple[Any, Any, Any]
 """Scratch memory, counters and tickets, None where a plan needs none."""
 NOTHING: Memory = (None, None, None)
@@ -78,7 +78,7 @@ class _Launch:
             for name, i in places.items()
             if name not in SLOTS[:5] and name != "cell"
         )
-        self.is_plain = self._operands == IN_ORDER and not self._more and not self._cell
+        self.is_plain = self._operands == OPERANDS and not self._more and not self._cell
         """Whether the operands are all the memory that it takes."""
         first = step.args[0]
         assert isinstance(first, bytes)  # noqa: S101 - GEMM_SIGNATURE begins with the problem

@@ -72,13 +72,13 @@ def test_later_products_are_the_first_one_bit_by_bit(device, queue, code, rng, s
     calls = {
         "new": lambda: clgemm.matmul(x, y),
         "out": lambda: clgemm.matmul(x, y, out=out),
-        "turned": lambda: clgemm.matmul(y.T, x.T),
+        "transposed": lambda: clgemm.matmul(y.T, x.T),
         "one of a tuple": lambda: clgemm.matmul(x, y, out=(out,)),
     }
     first = {name: call().get() for name, call in calls.items()}
     for call in calls.values():
         call()
-    del calls["turned"], calls["one of a tuple"]  # each time views, or a tuple, of their own
+    del calls["transposed"], calls["one of a tuple"]  # each time views, or a tuple, of their own
     shortly()
     cl.enqueue_fill_buffer(queue, out.base_data, np.float32(np.nan), 0, out.nbytes)
     for name, call in calls.items():
@@ -129,6 +129,19 @@ def test_gemms_with_other_arguments_are_other_calls(queue, rng, changed):
         assert (got is z) == (given["overwrite_c"] == 1)
 
 
+@pytest.mark.parametrize("beside", ["nothing", "c"])
+def test_flags_are_looked_at_in_every_call(queue, operands, beside):
+    x, y = operands
+    c = None if beside == "nothing" else opencl.arrays().zeros(queue, (M, N), np.float32)
+    for _ in range(ENOUGH + 1):
+        clgemm.sgemm(1.0, x, y, 0.0, c, overwrite_c=1)
+    with pytest.raises(TypeError, match="overwrite_c"):
+        clgemm.sgemm(1.0, x, y, 0.0, c, overwrite_c="1")
+    with pytest.raises(OverflowError, match="overwrite_c"):
+        clgemm.sgemm(1.0, x, y, 0.0, c, overwrite_c=2**40)
+    assert clgemm.sgemm(1.0, x, y, 0.0, c, overwrite_c=0) is not c
+
+
 def test_a_c_left_out_is_zeros_whatever_beta_is(queue, rng):
     a = random_matrix(rng, PRECISIONS["s"], 5, 5)
     x = opencl.arrays().to_device(queue, a)
@@ -171,13 +184,13 @@ def test_values_that_changed_are_multiplied(queue, operands, hosts):
 def test_two_products_in_turn(queue, operands, hosts, shortly):
     """Results and operands take turns, as in an iteration."""
     x, y = operands
-    turned = y.T
+    transposed = y.T
     there, back = empty(queue), opencl.arrays().empty(queue, (M, K), np.float32)
     for i in range(5):
         if i == ENOUGH:
             shortly()
         clgemm.matmul(x, y, out=there)
-        clgemm.matmul(there, turned, out=back)
+        clgemm.matmul(there, transposed, out=back)
     a, b = hosts
     close(back, a @ b, b.T)
 
