@@ -15,7 +15,8 @@ from clgemm.api import device_arrays, repeated_arrays
 from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
 from clgemm.problem import PRECISIONS, Gemm
-from clgemm.runtime import ending, host_memory, opencl
+from clgemm.runtime import ending, host_memory, opencl, registry
+from clgemm.runtime.events import InOrder
 from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl import cl
 from clgemm.runtime.queues import LaunchState
@@ -145,9 +146,13 @@ def test_flags_are_looked_at_in_every_call(queue, operands, beside):
 def test_a_c_left_out_is_zeros_whatever_beta_is(queue, rng):
     a = random_matrix(rng, PRECISIONS["s"], 5, 5)
     x = opencl.arrays().to_device(queue, a)
-    for beta in (0.5, np.inf, 0.5, np.inf, np.nan, np.nan, 0.5):
-        got = clgemm.sgemm(1.0, x, x, beta).get()
-        assert np.all(np.isnan(got)) == (not np.isfinite(beta))
+    repeated_arrays._repeats.clear()
+    for beta in (np.inf, np.inf, np.inf, np.nan, np.nan, np.nan):
+        assert np.all(np.isnan(clgemm.sgemm(1.0, x, x, beta).get()))
+        assert not repeated_arrays._repeats
+    for _ in range(ENOUGH + 1):
+        assert np.all(np.isfinite(clgemm.sgemm(1.0, x, x, 0.5).get()))
+    assert repeated_arrays._repeats
 
 
 def test_results_are_new_ones(operands, hosts):
@@ -212,32 +217,76 @@ def test_the_first_array_that_goes_ends_a_repeat(queue, hosts):
     assert not repeated_arrays._repeats
 
 
-def test_results_that_go_are_no_repeats(queue, operands):
+def test_results_that_go_are_no_repeats(queue, operands, monkeypatch):
     """Others take their place in memory, and their identity."""
     x, y = operands
     z = opencl.arrays().to_device(queue, np.ones((N, 2), np.float32))
+    kept, remember = [], repeated_arrays.remember
+
+    def seen(key, *arguments):
+        kept.append(key[0])
+        remember(key, *arguments)
+
+    monkeypatch.setattr(repeated_arrays, "remember", seen)
     for _ in range(8):
         clgemm.matmul(clgemm.matmul(x, y), z)
+    assert kept == [id(x)]
     assert [key[0] for key in repeated_arrays._repeats] == [id(x)]
+
+
+def test_results_say_what_they_were_computed_in_the_order_of(queue, operands):
+    """Another queue that reads them has to wait."""
+    for _ in range(ENOUGH):
+        clgemm.matmul(*operands)
+    result = repeated_arrays.matmul(*operands, None)
+    assert type(result.events) is InOrder
+    assert result.events.queue.int_ptr == queue.int_ptr
+
+
+@pytest.mark.parametrize("place", ["a", "b", "out"])
+@pytest.mark.parametrize("kind", ["an event", "another queue"])
+def test_what_others_compute_is_waited_for(queue, operands, place, kind):
+    x, y = operands
+    out = empty(queue)
+    for _ in range(ENOUGH):
+        clgemm.matmul(x, y, out=out)
+    assert repeated_arrays.matmul(x, y, out) is out
+    array = {"a": x, "b": y, "out": out}[place]
+    queue.finish()
+    array.events = [cl.UserEvent(queue.context)]
+    if kind == "another queue":
+        array.events = InOrder(cl.CommandQueue(queue.context))
+    assert repeated_arrays.matmul(x, y, out) is None
+
+
+def test_queues_that_are_not_known_any_more_are_looked_at_anew(operands, monkeypatch):
+    for _ in range(ENOUGH):
+        clgemm.matmul(*operands)
+    assert repeated_arrays.matmul(*operands, None) is not None
+    monkeypatch.setattr(registry, "states", {})
+    assert repeated_arrays.matmul(*operands, None) is None
 
 
 @pytest.mark.parametrize("name", ["base_data", "offset", "shape", "strides", "queue"])
 def test_an_array_that_changed_is_looked_at_anew(queue, operands, hosts, name):
     (x, y), (a, b) = operands, hosts
-    room = opencl.arrays().to_device(queue, np.concatenate((a, 2 * a)))
+    both = np.concatenate((a, 2 * a))
+    room = opencl.arrays().to_device(queue, both)
     x = room[:M]
-    for _ in range(ENOUGH + 1):
-        clgemm.matmul(x, y)
     other = cl.CommandQueue(queue.context)
     half = room[M:]
     changed = {
         "base_data": (opencl.arrays().to_device(queue, 3 * a).base_data, 3 * a),
         "offset": (half.offset, 2 * a),
         "shape": ((M - 2, K), a[:-2]),
-        "strides": ((4, 4 * M), room.get().ravel()[: M * K].reshape(K, M).T),
+        "strides": ((4, 4 * M), both.ravel()[: M * K].reshape(K, M).T),
         "queue": (other, a),
     }
     value, want = changed[name]
+    for _ in range(ENOUGH):
+        clgemm.matmul(x, y)
+    close(repeated_arrays.matmul(x, y, None), a, b)
+    x.finish()
     setattr(x, name, value)
     got = clgemm.matmul(x, y)
     assert got.queue is (other if name == "queue" else queue)
@@ -324,6 +373,28 @@ def test_what_the_driver_refuses_pyopencl_tries_again(device, name, rng, monkeyp
     host_memory.fetch(device, places[2], c)
     np.testing.assert_allclose(c, 2 * a @ b, rtol=1e-5, atol=1e-5)
     assert refused
+
+
+@pytest.mark.parametrize("name", ["direct", "gpu_tiled"])
+def test_plans_that_share_a_kernel_set_their_own_numbers(device, name, rng):
+    """Sizes, offsets and factors."""
+    precision, family = PRECISIONS["s"], BY_NAME[name]
+    config, again = family.default(device.traits, precision), []
+    for m, alpha in ((64, 2.0), (60, 3.0), (64, -1.0)):
+        g = Gemm("s", m, 8, 30, 1, False, False, m, 0, False, False, 30, 0, m, 0, False, False)
+        runner = KernelRunner(device, g, family.plan(device.traits, g, config))
+        a, b, c = (random_matrix(rng, precision, *s) for s in ((m, 30), (30, 8), (m, 8)))
+        places = [host_memory.place(device, x) for x in (a, b, c)]
+        state = LaunchState(device.context, device.queue)
+        launch = runner.repeated((alpha, 0.0, *places, (0, 0, 0)), state)
+        again.append((launch, places[2], c, alpha * a @ b))
+    for _ in range(2):
+        for launch, place, c, want in again:
+            launch(place)
+            device.queue.finish()
+            host_memory.fetch(device, place, c)
+            np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-5)
+            c[...] = np.nan
 
 
 def test_a_forked_child_forgets_them():
