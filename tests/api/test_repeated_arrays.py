@@ -253,10 +253,11 @@ def test_what_others_compute_is_waited_for(queue, operands, place, kind):
     assert repeated_arrays.matmul(x, y, out) is out
     array = {"a": x, "b": y, "out": out}[place]
     queue.finish()
-    array.events = [cl.UserEvent(queue.context)]
-    if kind == "another queue":
-        array.events = InOrder(cl.CommandQueue(queue.context))
-    assert repeated_arrays.matmul(x, y, out) is None
+    event = cl.UserEvent(queue.context)
+    array.events = [event] if kind == "an event" else InOrder(cl.CommandQueue(queue.context))
+    found = repeated_arrays.matmul(x, y, out)
+    event.set_status(cl.command_execution_status.COMPLETE)
+    assert found is None
 
 
 def test_queues_that_are_not_known_any_more_are_looked_at_anew(operands, monkeypatch):

@@ -12,6 +12,7 @@ import scipy.linalg.blas
 import clgemm
 from clgemm.api import small
 from clgemm.dispatch import engines
+from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -153,3 +154,13 @@ def test_matrices_times_few_numbers_are_numpys_product(left, right, rng, monkeyp
         assert got.shape == want.shape
         assert got.tobytes() == want.tobytes()
     assert got is out
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(30, False), (60, True)])
+def test_outer_products_worth_it_are_not_numpys_loop(rows, taken, rng, monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    seen, outer = [], host_blas.outer
+    monkeypatch.setattr(host_blas, "outer", lambda *x: seen.append(1) or outer(*x))
+    a, b = rng.uniform(-1, 1, (rows, 1)), rng.uniform(-1, 1, (1, 60))
+    np.testing.assert_array_equal(clgemm.matmul(a, b), a * b)
+    assert bool(seen) is taken
