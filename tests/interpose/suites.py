@@ -3,13 +3,16 @@
     pip install pytest hypothesis scikit-learn pandas ndindex pytest-json-report
     python tests/interpose/suites.py
     python tests/interpose/suites.py --only SciPy --json suites.json
-    python tests/interpose/suites.py --jobs 12 --split
+    python tests/interpose/suites.py --jobs 12 --log /tmp/logs
     python tests/interpose/suites.py --array-api ../array-api-tests --only none
 
 Each suite runs twice, in processes of its own.  The second time every product goes to the device,
 however small, with default parameters.  What differs between the two is named, and makes the
 command fail; so does a suite of which the device computed nothing.  Packages that are not installed
 are named and left out.  NumPy is one of 2.2 or later, whose tests these are.
+
+Processes that share a GPU wait for each other there, for milliseconds a product: run suites of many
+products one after another, or each on a GPU of its own.
 
 `--array-api` has a checkout of github.com/data-apis/array-api-tests, submodule included: its tests
 of what `contraction/array_namespace.py` has of clgemm's must pass.
@@ -76,8 +79,8 @@ def _path(*more: str | None) -> str:
     return os.pathsep.join([str(Path(clgemm.__file__).parents[1]), *filter(None, more)])
 
 
-def run(modules: list[str], *, under: bool) -> Run:
-    """Run a suite, under clgemm or without."""
+def run(modules: list[str], *, under: bool, log: Path | None = None) -> Run:
+    """Run a suite, under clgemm or without; what it prints goes to a log, as it does."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CLGEMM_")}
     if "CLGEMM_DEVICE" in os.environ:
         environment["CLGEMM_DEVICE"] = os.environ["CLGEMM_DEVICE"]
@@ -89,16 +92,18 @@ def run(modules: list[str], *, under: bool) -> Run:
         report, account = Path(folder, "report.xml"), Path(folder, "account.json")
         program = ["-m", "clgemm", "run", "--json", str(account)] if under else []
         command = [
-            sys.executable, *program, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir",
+            sys.executable, *program, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir",
             sys.prefix, "--junitxml", str(report), "--pyargs", *modules,
         ]  # fmt: skip
+        log = log or Path(folder, "log")
         begin = time.perf_counter()
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        with log.open("w", encoding="utf-8") as printed:
+            subprocess.run(
+                command, cwd=folder, env=environment, stdout=printed, stderr=printed, check=False
+            )
         seconds = time.perf_counter() - begin
         if not report.exists():
-            raise SystemExit(f"{' '.join(command)} failed:\n{ended.stdout}{ended.stderr}")
+            raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text(encoding='utf-8')}")
         rows = json.loads(account.read_text(encoding="utf-8"))["rows"] if under else []
         return Run(outcomes(report), seconds, sum(row["device_calls"] for row in rows))
 
@@ -116,38 +121,19 @@ def _of(found: Run, name: str) -> str:
     return ", ".join(outcome for test, outcome in found.outcomes if test == name) or "not run"
 
 
-def files_of(package: str) -> list[str]:
-    """List the modules of tests in a package, the largest first; itself, if it is a module."""
-    found = find_spec(package)
-    folders = found.submodule_search_locations if found else None
-    if not folders:
-        return [package]
-    (folder,) = folders
-    files = sorted(Path(folder).rglob("test_*.py"), key=lambda x: -x.stat().st_size)
-    return [".".join((package, *x.relative_to(folder).with_suffix("").parts)) for x in files]
-
-
-def together(runs: list[Run]) -> Run:
-    """Add up what several runs have found; seconds, too."""
-    return Run(
-        sum((x.outcomes for x in runs), Counter()),
-        sum(x.seconds for x in runs),
-        sum(x.on_device for x in runs),
-    )
-
-
 def compare(
-    name: str, modules: list[str], pool: Executor, *, split: bool = False
+    name: str, modules: list[str], pool: Executor, logs: Path | None = None
 ) -> dict[str, object] | None:
     """Run a suite twice, and print its row; None if its package is not installed."""
     if find_spec(modules[0].split(".")[0]) is None:
         print(f"{name:28} not run: {modules[0].split('.')[0]} is not installed", flush=True)
         return None
-    parts = [[x] for module in modules for x in files_of(module)] if split else [modules]
-    runs = {
-        under: [pool.submit(run, part, under=under) for part in parts] for under in (True, False)
-    }
-    under, plain = (together([x.result() for x in runs[way]]) for way in (True, False))
+    ways = {True: "under", False: "without"}
+    runs = [
+        pool.submit(run, modules, under=way, log=logs and logs / f"{name} {word}.txt")
+        for way, word in ways.items()
+    ]
+    under, plain = (x.result() for x in runs)
     found = differing(plain, under)
     tests, passed = (
         sum(n for (_, outcome), n in plain.outcomes.items() if wanted in {"", outcome})
@@ -182,7 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="suites whose names contain this")
     parser.add_argument("--jobs", type=int, default=1, help="runs that go on side by side")
-    parser.add_argument("--split", action="store_true", help="a run for each module of tests")
+    parser.add_argument("--log", type=Path, metavar="FOLDER", help="keep what the runs print there")
     parser.add_argument("--json", type=Path, help="write the rows there")
     parser.add_argument("--array-api", type=Path, metavar="CHECKOUT", help="of array-api-tests")
     parser.add_argument("--examples", type=int, default=200, help="of each of its tests")
@@ -193,8 +179,10 @@ def main() -> int:
         flush=True,
     )
     suites = [item for item in SUITES.items() if given.only in item[0]]
+    if given.log:
+        given.log.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(given.jobs) as pool, ThreadPoolExecutor(len(SUITES)) as waiting:
-        found = waiting.map(lambda item: compare(*item, pool, split=given.split), suites)
+        found = waiting.map(lambda item: compare(*item, pool, given.log), suites)
         rows = [row for row in found if row is not None]
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -44,30 +44,15 @@ def test_what_differs_is_named(device, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CLGEMM_DEVICE", device.traits.platform)
     with ThreadPoolExecutor(2) as pool:
-        row = suites.compare("a few", ["suite_of_a_few"], pool)
+        row = suites.compare("a few", ["suite_of_a_few"], pool, tmp_path)
     assert (row["tests"], row["passed"]) == (6, 4)
     (found,) = row["differing"]
     assert found.endswith("test_that_differs[0]: passed without clgemm, failure under it")
     assert row["on device"] == (1 if device.traits.fp64 else 0)
     assert found in capsys.readouterr().out
-
-
-def test_a_suite_may_run_module_by_module(device, tmp_path, monkeypatch):
-    package = tmp_path / "suite_of_two"
-    (package / "tests").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "tests" / "__init__.py").touch()
-    (package / "tests" / "test_few.py").write_text(SUITE)
-    (package / "tests" / "test_one.py").write_text("def test_one():\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("CLGEMM_DEVICE", device.traits.platform)
-    names = [f"suite_of_two.tests.{name}" for name in ("test_few", "test_one")]
-    assert suites.files_of("suite_of_two") == names
-    assert suites.files_of(names[1]) == names[1:]
-    with ThreadPoolExecutor(2) as pool:
-        row = suites.compare("two", ["suite_of_two"], pool, split=True)
-    assert (row["tests"], row["passed"], len(row["differing"])) == (7, 5, 1)
+    log = (tmp_path / "a few under.txt").read_text()
+    assert "test_that_differs[0] FAILED" in log
+    assert "test_a_product PASSED" in (tmp_path / "a few without.txt").read_text()
 
 
 def test_a_package_that_is_missing_is_named(capsys):
