@@ -53,6 +53,7 @@ SUITES = {
 """Modules whose tests call a BLAS, by pytest's names."""
 STANDARD = ("matmul", "matrix_transpose", "tensordot", "vecdot")
 SHOWN = 20  # tests that differ
+SLOW = 60  # seconds after which a test's threads are written to the log
 
 
 class Run(NamedTuple):
@@ -93,7 +94,8 @@ def run(modules: list[str], *, under: bool, log: Path | None = None) -> Run:
         program = ["-m", "clgemm", "run", "--json", str(account)] if under else []
         command = [
             sys.executable, *program, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir",
-            sys.prefix, "--junitxml", str(report), "--pyargs", *modules,
+            sys.prefix, "-o", f"faulthandler_timeout={SLOW}", "--junitxml", str(report),
+            "--pyargs", *modules,
         ]  # fmt: skip
         log = log or Path(folder, "log")
         begin = time.perf_counter()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,27 @@ def test_what_was_verified_is_measured_without_a_build(fresh, monkeypatch):
     assert set(outcome.seconds) == set(SEARCHED)
     assert built == []
     assert outcome.side in {64, 128}
+
+
+def test_what_was_built_goes_through_a_whole_search_without_a_build(fresh, monkeypatch):
+    tester = main.Tester(fresh, SETUP)
+    config = default(fresh)
+    assert tester.test(Task.BUILD, config, {}, 0.0).ok
+    built, real = [], programs.compiled
+    monkeypatch.setattr(programs, "compiled", lambda *x: built.append(x) or real(*x))
+    for task in (Task.VERIFY, Task.VERIFY_FINALIST):
+        assert tester.test(task, config, {}, 0.0).ok
+    assert built == []
+
+
+@pytest.mark.parametrize(("unified", "side"), [(True, 512), (False, 1024)])
+def test_the_first_square_of_a_gpu_takes_longer_than_a_launch(fresh, monkeypatch, unified, side):
+    monkeypatch.setattr(fresh, "traits", replace(fresh.traits, unified_memory=unified))
+    found, asked = Measurements(fresh, SETUP), []
+    monkeypatch.setattr(found, "_prepared", lambda _, shape: asked.append(shape))
+    monkeypatch.setattr(found, "kernels", lambda *_, **__: ())
+    found.measure(default(fresh), {}, 0.0)
+    assert asked[0] == Shape(side, side, side)
 
 
 def test_a_worker_takes_the_sizes_that_another_found(fresh):

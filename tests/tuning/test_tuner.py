@@ -92,7 +92,7 @@ class FakeWorker:
     def start(self):
         pass
 
-    stop = start
+    kill = stop = start
 
     def learn(self, outcome):
         assert outcome.side == 512
@@ -556,7 +556,32 @@ def test_workers_build_the_first_candidate_for_a_gpu_together(fake, monkeypatch,
     assert (first, Task.VERIFY) in fake.tried
     before = tasks.index(Task.MEASURE)
     assert (before == 1) == (seconds > 0)
-    assert any(task is Task.BUILD_FINALIST for _, task, _ in fake.built) == (seconds > 0)
+    assert len(fake.built) == 4, "what it takes as a finalist is built by then"
+
+
+def test_workers_build_another_winner_for_a_gpu_together(fake, monkeypatch):
+    now = [0.0]
+    set_clock(monkeypatch, now)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 6)
+    monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "400")
+
+    def answer(config, _task):
+        now[0] += 1
+        return fine(config, 2.0 if config == fake.built[0][0] else 1.0)
+
+    def build(self, ask):
+        now[0] += 100
+        real(self, ask)
+
+    real = pool.WorkerPool.build
+    monkeypatch.setattr(pool.WorkerPool, "build", build)
+    monkeypatch.setattr(fake, "answer", staticmethod(answer))
+    monkeypatch.setattr(devices, "find", lambda: (devices.Found(None, HOPPER),))
+    tuned = new_parameters(HOPPER).of("d")
+    first = fake.built[0][0]
+    finalist = [x for x in fake.built if x[1] is Task.BUILD_FINALIST]
+    assert {config for config, *_ in finalist} == {tuned.configs[0]} != {first}
+    assert sorted(part for *_, part in finalist) == [Part(0, 2), Part(1, 2)]
 
 
 def test_a_device_with_nothing_to_tune_is_not_searched(fake, caplog):

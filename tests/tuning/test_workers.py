@@ -37,11 +37,15 @@ class Idle:
     """Does nothing, and notes what it is told."""
 
     def __init__(self, fails=False):
-        self.fails, self.dropped, self.learnt, self.stopped = fails, False, None, False
+        self.fails, self.dropped, self.learnt = fails, False, None
+        self.killed = self.stopped = False
 
     def start(self):
         if self.fails:
             raise TuningError("no room")
+
+    def kill(self):
+        self.killed = True
 
     def stop(self):
         self.stopped = True
@@ -138,6 +142,17 @@ def test_what_one_worker_found_all_know():
     with WorkerPool(both) as workers:
         workers.learn(found)
     assert [x.learnt for x in both] == [found, found]
+
+
+def test_all_workers_are_killed_before_one_is_waited_for():
+    """Each takes a while to give back the context of a GPU."""
+    both = [Idle(), Idle()]
+    seen = []
+    both[0].stop = lambda: seen.append([x.killed for x in both])
+    with WorkerPool(both):
+        pass
+    assert seen == [[True, True]]
+    assert both[1].stopped
 
 
 def test_how_many_workers_there_are_follows_the_cores(monkeypatch):

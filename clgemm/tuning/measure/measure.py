@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clgemm.tuning.outcome import Setup
 
 FIRST_N, LARGEST_N, ENOUGH_SECONDS = 512, 4096, 0.002
+FIRST_N_OF_GPUS = 1024  # a launch takes a good part of a smaller square's time
 GIVE_UP = 1.6  # times the best so far: a candidate this slow in two runs is not timed further
 VERIFIED_ROWS = 4  # of what was timed
 PANEL = 128  # columns of B that are multiplied at once for the reference
@@ -138,6 +139,9 @@ class Measurements:
         self._device = device
         self._precision = PRECISIONS[setup.precision]
         self._asked = dict(setup.asked)
+        first_n = FIRST_N if device.traits.unified_memory else FIRST_N_OF_GPUS
+        self._first_n = min(first_n, LARGEST_N)
+        """Of the smallest square that is timed."""
         self.side = setup.side
         """Of the square that takes long enough to be timed; 0 until the first configuration."""
         self._products = Products(device, self._precision)
@@ -181,7 +185,7 @@ class Measurements:
 
     def _smallest(self, config: Config) -> int:
         """Return the side of the smallest square that a family does not decline."""
-        family, n = BY_NAME[config.family], FIRST_N
+        family, n = BY_NAME[config.family], self._first_n
         while n < LARGEST_N and not family.accepts(self._problem(Shape(n, n, n))):
             n *= 2
         return n

@@ -50,7 +50,7 @@ TIMED_SECONDS = 0.008, 0.03, 0.06, 0.12, 0.24  # each shape is timed for, by eff
 SAMPLE_SHARE = 0.3  # of the time that is left, spent on the sample
 LARGEST_BRACKET = 64
 AHEAD = 6  # candidates that are verified before one of them is measured
-SLOW_SHARE = 0.15  # of the budget, in which the workers together build a candidate
+SLOW_SHARE = 0.2  # of the budget, in which the workers together build a candidate
 FINALISTS, ROUNDS = 6, 3
 MOST_FAILURES = 8  # of finalists, before the search gives up
 
@@ -90,8 +90,8 @@ class Search:
         self._measured: set[Config] = set()
         self._is_slow = False
         """Whether builds are slow for this budget: then all workers are for one candidate."""
-        self._built = 0.0
-        """Seconds that all workers together took to build the first candidate."""
+        self._built: tuple[Config | None, float] = None, 0.0
+        """The candidate that all workers built together, and how many seconds of work it was."""
         self._side = 0
         for outcome in ruled_out(store, traits, precision).values():
             self._report(outcome)
@@ -161,7 +161,9 @@ class Search:
             return
         budget = self._budget
         if not (self._verified or self._traits.unified_memory):
-            self._is_slow = self._build(Task.BUILD, config)
+            took = self._build(Task.BUILD, config)
+            self._built = config, took * self._pool.size
+            self._is_slow = took > SLOW_SHARE * budget.seconds
         end = budget.passed() + SAMPLE_SHARE * budget.left()
         is_alone = self._is_slow and not self._verified
         likely = () if is_alone else self._candidates.ahead()
@@ -176,10 +178,10 @@ class Search:
             else:
                 self._report(outcome)
         if is_alone and self._verified:  # what another one would take
-            budget.note(Task.VERIFY, config.family, self._built)
+            budget.note(Task.VERIFY, config.family, self._built[1])
 
-    def _build(self, task: Task, config: Config) -> bool:
-        """Build a candidate's kernels, a part in each worker; tell whether that was slow."""
+    def _build(self, task: Task, config: Config) -> float:
+        """Build a candidate's kernels, a part in each worker; return the seconds that took."""
         patience = partial(self._budget.patience, task, config.family)
 
         def ask(worker: Worker, part: Part) -> Outcome:
@@ -187,9 +189,7 @@ class Search:
 
         begun = time.monotonic()
         self._pool.build(ask)
-        took = time.monotonic() - begun
-        self._built = self._built or took * self._pool.size
-        return took > SLOW_SHARE * self._budget.seconds
+        return time.monotonic() - begun
 
     def _measure(self, proposal: Proposal) -> None:
         measuring = self._pool.measuring
@@ -234,7 +234,7 @@ class Search:
         """Verify finalists side by side, as many as there is time for; return what they took."""
         kept, failed = FINAL_SHARE * self._budget.seconds, 0
         while failed < MOST_FAILURES and (finalists := self._candidates.finalists(FINALISTS)):
-            if self._is_slow:
+            if self._is_slow and finalists[0] != self._built[0]:
                 self._build(Task.BUILD_FINALIST, finalists[0])
             outcomes = self._pool.each(
                 finalists,

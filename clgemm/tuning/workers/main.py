@@ -26,7 +26,7 @@ from clgemm.tuning.outcome import WHOLE, Outcome, Part, Setup, Task, config_from
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from clgemm.kernels.family import Config
+    from clgemm.kernels.family import Config, KernelSpec
     from clgemm.runtime.device import Device
     from clgemm.tuning.measure.timing import Timing
 
@@ -52,10 +52,10 @@ class Tester:
         try:
             with opencl_errors.translated_errors(str(config)):
                 if task.only_builds:
-                    self._build(config, Part(*part), finalist=final)
+                    self._build(config, task, Part(*part))
                 elif task.measures:
                     times = self._measurements.measure(config, best, seconds, finalist=final)
-                elif mismatch := self._mismatch(config, finalist=final):
+                elif mismatch := self._mismatch(config, task):
                     return Outcome(config, "wrong", mismatch)
         except WrongResultError as error:
             return Outcome(config, "wrong", str(error))
@@ -73,23 +73,30 @@ class Tester:
             self._measurements.stopwatch.clock,
         )
 
-    def _build(self, config: Config, part: Part, *, finalist: bool) -> None:
-        """Build a part of what `_mismatch` takes, and make operands to measure it with."""
-        kernels = set(self._verifier.kernels(config, finalist=finalist))
-        if not finalist:
+    def _kernels(self, config: Config, task: Task) -> set[KernelSpec]:
+        """Name what a task takes, and the measurement after it; the first one, all tasks."""
+        kernels = set(self._verifier.kernels(config, finalist=task.is_final))
+        if not task.is_final:
             kernels.update(self._measurements.kernels(config, finalist=False))
+        if task is Task.BUILD:
+            kernels.update(self._verifier.kernels(config, finalist=True))
+        return kernels
+
+    def _build(self, config: Config, task: Task, part: Part) -> None:
+        """Build a part of what a task takes, and make operands to measure it with."""
+        kernels = self._kernels(config, task)
         # By their lengths, so that parts are alike, in every process; the worker that makes
         # operands as well has the smallest.
         ordered = sorted(kernels, key=lambda spec: (-len(source.text(spec)), spec))
         with self._device.programs.building(ordered[part.of - 1 - part.number :: part.of]):
-            if self._makes_operands and not finalist:
+            if self._makes_operands and not task.is_final:
                 self._measurements.make_operands(config)
 
-    def _mismatch(self, config: Config, *, finalist: bool) -> str | None:
+    def _mismatch(self, config: Config, task: Task) -> str | None:
         """Build and verify a candidate; return what is wrong."""
-        self._build(config, WHOLE, finalist=finalist)
-        mismatch = self._verifier.mismatch(config, finalist=finalist)
-        if finalist and not mismatch:
+        self._build(config, task, WHOLE)
+        mismatch = self._verifier.mismatch(config, finalist=task.is_final)
+        if task.is_final and not mismatch:
             self._keep(config)
         elif not mismatch:
             self._measurements.warm_up(config)

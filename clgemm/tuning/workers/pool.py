@@ -231,6 +231,11 @@ class Worker:
         words = self._stderr.read()[-STDERR_TAIL:].decode(errors="replace").strip()
         return f"the worker ended with {code}: {words}"
 
+    def kill(self) -> None:
+        """Have the process end; `stop` waits for that."""
+        if self._process is not None:
+            self._process.kill()
+
     def stop(self) -> None:
         """End the process."""
         process, self._process = self._process, None
@@ -283,6 +288,8 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self._drop(dropped=True)
         self._threads.shutdown()
+        for worker in self._workers:
+            worker.kill()  # they end side by side: with a context of a GPU that takes a while
         for worker in self._workers:
             worker.stop()
 
