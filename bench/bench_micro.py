@@ -57,7 +57,7 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
     for (int r = 0; r < repeats; r++)
         for (int i = 0; i < panels; i++)
             micro_kernel(kp, ap + (long)i * MR * kp * CE, MR * CE, bp, NR * CE, CE, c, MR, MR, NR,
-                         (ELEM)(1), (ELEM)(1), BETA_ONE);
+                         (ELEM)(ONE), 0, 0, (ELEM)(ONE), BETA_ONE);
 }
 """
 KP, PANELS = 384, 8

@@ -305,6 +305,26 @@ def test_parts_along_k_are_added(device, code, units, rng):
     assert cut, "no case was cut along K: the test tests nothing"
 
 
+@pytest.mark.parametrize("kc", [256, 1024])
+def test_a_long_k_is_shared_by_workers_however_deep_its_slices_are(kc):
+    family, two = BY_NAME["cpu_packed"], replace(CPU, compute_units=2)
+    config = family.default(two, PRECISIONS["s"])
+    config = Config.of(family.name, dict(config.params) | {"KC": kc})
+    g = Gemm("s", 16, 4, 1000, 1, False, False, 16, 0, False, False, 1000, 0, 16, 0, False)
+    assert family.tiles(two, g, config).parts == 2
+    assert family.tiles(two, g._replace(k=700), config).parts == 1
+
+
+def test_a_panel_of_b_fits_the_first_cache():
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
+    shape = {"MR": 32, "NR": 6, "KC": 512}
+    for change, fits in (({}, True), ({"KC": 768}, False), ({"KC": 1024, "NR": 4}, True)):
+        config = Config.of(
+            family.name, dict(family.default(CPU, precision).params) | shape | change
+        )
+        assert family.is_valid(CPU, precision, config) == fits, change
+
+
 @pytest.mark.parametrize("units", [1, 2, 8, 64, 256])
 def test_scratch_of_cpu_packed_is_bounded(units):
     """At most 8 MiB a compute unit, whatever the size, the transposes and the parameters."""

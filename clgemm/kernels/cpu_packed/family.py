@@ -61,6 +61,7 @@ PACK_COST = 64  # multiplications that packing one element is worth
 ADD_COST = 64  # and writing and adding one element of a partial tile
 SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level cache
 NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
+PANEL_BYTES = 1 << 15  # of the smallest first-level caches
 PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster than 6 at d 4096
 CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
 SECOND_WAY_BYTES = 1 << 16  # of second-level ones
@@ -68,6 +69,7 @@ FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others wh
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
+LEAST_DEPTH = 384  # of a part of K
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
 MANY_TILES = 16  # a worker: so many come out even
@@ -129,7 +131,7 @@ class CpuPacked(KernelFamily):
             "VW": (widest,),
             "MR": tuple(widest * v // parts for v in mv),
             "NR": tuple(columns // parts for columns in (8, 12, 6, 14, 4)),
-            "KC": (384, 256, 512),
+            "KC": (384, 256, 512, 768, 1024),
             "BLOCK_KB": (256, 512),
             "TURNS": (1, 2),
             "PREFETCH_C": (int(traits.clang_builtins),),
@@ -161,6 +163,8 @@ class CpuPacked(KernelFamily):
         if vw not in {2, 4, 8, 16}:
             yield "VW is a vector width of OpenCL"
             return
+        if config["KC"] * config["NR"] * precision.itemsize > PANEL_BYTES:
+            yield "a panel of B fits a first-level cache"
         vectors = rows // vw
         registers = VECTORS if traits.simd_bytes >= WIDE_BYTES else VECTORS // 2
         if rows % vw:
@@ -203,21 +207,19 @@ class CpuPacked(KernelFamily):
             most = min(m_panels, fewest + MOST_SQUARES + math.isqrt(2 * units))
             for cut in range(fewest, most + 1):
                 yield _Cut(cut, cut, 1)
-                yield from self._cut_along_k(traits, g, config, cut, cut)
+                yield from self._cut_along_k(traits, g, cut, cut)
             return
         for cut_m in range(1, min(units, m_panels) + 1):
             for wish in {1, -(-units // cut_m), -(-2 * units // cut_m)}:
                 cut_n = min(n_panels, max(-(-n_panels // widest), wish))
                 yield _Cut(cut_m, cut_n, 1)
-                yield from self._cut_along_k(traits, g, config, cut_m, cut_n)
+                yield from self._cut_along_k(traits, g, cut_m, cut_n)
 
     @staticmethod
-    def _cut_along_k(
-        traits: DeviceTraits, g: Gemm, config: Config, cut_m: int, cut_n: int
-    ) -> Iterator[_Cut]:
+    def _cut_along_k(traits: DeviceTraits, g: Gemm, cut_m: int, cut_n: int) -> Iterator[_Cut]:
         """Yield the way to cut K as well, if tiles are too few."""
         tiles = _tiles(g, cut_m, cut_n)
-        cut_k = min(traits.compute_units // tiles, g.k // config["KC"])
+        cut_k = min(traits.compute_units // tiles, g.k // LEAST_DEPTH)
         fits = g.m * g.n * precision_of(g).itemsize <= PARTIAL_BYTES * cut_m * cut_n
         if g.batch == 1 and cut_k > 1 and tiles < CELL_STEP - CANCEL and fits:
             yield _Cut(cut_m, cut_n, cut_k)
