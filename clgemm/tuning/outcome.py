@@ -17,7 +17,7 @@ class Task(Enum):
     """What a worker does with a candidate."""
 
     BUILD = "build"
-    """Build a part of all kernels that the others take, for the workers that will do them."""
+    """Build a part of what `VERIFY`, `MEASURE` and `VERIFY_FINALIST` take."""
     VERIFY = "verify"
     """Build what it takes to measure it, and verify it."""
     MEASURE = "measure"

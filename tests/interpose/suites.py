@@ -3,7 +3,7 @@
     pip install pytest hypothesis scikit-learn pandas ndindex pytest-json-report
     python tests/interpose/suites.py
     python tests/interpose/suites.py --only SciPy --json suites.json
-    python tests/interpose/suites.py --jobs 12 --log /tmp/logs
+    python tests/interpose/suites.py --only cluster --jobs 2 --log logs
     python tests/interpose/suites.py --array-api ../array-api-tests --only none
 
 Each suite runs twice, in processes of its own.  The second time every product goes to the device,
@@ -11,8 +11,8 @@ however small, with default parameters.  What differs between the two is named, 
 command fail; so does a suite of which the device computed nothing.  Packages that are not installed
 are named and left out.  NumPy is one of 2.2 or later, whose tests these are.
 
-Processes that share a GPU wait for each other there, for milliseconds a product: run suites of many
-products one after another, or each on a GPU of its own.
+Processes that share a GPU wait for each other there: run suites of many products one after another,
+or each on a GPU of its own.
 
 `--array-api` has a checkout of github.com/data-apis/array-api-tests, submodule included: its tests
 of what `contraction/array_namespace.py` has of clgemm's must pass.
@@ -105,7 +105,8 @@ def run(modules: list[str], *, under: bool, log: Path | None = None) -> Run:
             )
         seconds = time.perf_counter() - begin
         if not report.exists():
-            raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text(encoding='utf-8')}")
+            text = log.read_text(encoding="utf-8", errors="replace")
+            raise SystemExit(f"{' '.join(command)} failed:\n{text}")
         rows = json.loads(account.read_text(encoding="utf-8"))["rows"] if under else []
         return Run(outcomes(report), seconds, sum(row["device_calls"] for row in rows))
 
@@ -130,10 +131,9 @@ def compare(
     if find_spec(modules[0].split(".")[0]) is None:
         print(f"{name:28} not run: {modules[0].split('.')[0]} is not installed", flush=True)
         return None
-    ways = {True: "under", False: "without"}
     runs = [
-        pool.submit(run, modules, under=way, log=logs and logs / f"{name} {word}.txt")
-        for way, word in ways.items()
+        pool.submit(run, modules, under=under, log=logs and logs / f"{name} {way}.txt")
+        for under, way in ((True, "under"), (False, "without"))
     ]
     under, plain = (x.result() for x in runs)
     found = differing(plain, under)

@@ -93,13 +93,15 @@ def test_what_was_verified_is_measured_without_a_build(fresh, monkeypatch):
     assert outcome.side in {64, 128}
 
 
-def test_what_was_built_goes_through_a_whole_search_without_a_build(fresh, monkeypatch):
+def test_what_was_built_is_verified_measured_and_a_finalist_without_a_build(fresh, monkeypatch):
+    monkeypatch.setattr(measure, "FIRST_N", 64)
+    monkeypatch.setattr(measure, "LARGEST_N", 64)
     tester = main.Tester(fresh, SETUP)
     config = default(fresh)
     assert tester.test(Task.BUILD, config, {}, 0.0).ok
     built, real = [], programs.compiled
     monkeypatch.setattr(programs, "compiled", lambda *x: built.append(x) or real(*x))
-    for task in (Task.VERIFY, Task.VERIFY_FINALIST):
+    for task in (Task.VERIFY, Task.MEASURE, Task.VERIFY_FINALIST):
         assert tester.test(task, config, {}, 0.0).ok
     assert built == []
 

@@ -61,7 +61,7 @@ PACK_COST = 64  # multiplications that packing one element is worth
 ADD_COST = 64  # and writing and adding one element of a partial tile
 SLICE_BYTES = 3 << 19  # a slice of B up to this size stays in the second-level cache
 NEAR, FAR = 0.75, 1.25  # what a slice of B within, and beyond, that cache costs beside one of A
-PANEL_BYTES = 1 << 15  # of the smallest first-level caches
+FIRST_LEVEL_BYTES = 1 << 15  # of the smallest first-level caches
 PANELS_BYTES = 3 << 20  # packed panels of B that a worker may keep: 7 % faster than 6 at d 4096
 CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common ones
 SECOND_WAY_BYTES = 1 << 16  # of second-level ones
@@ -69,7 +69,7 @@ FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others wh
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
-LEAST_DEPTH = 384  # of a part of K
+LEAST_DEPTH = 384  # of a part of K, however deep slices are
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
 MANY_TILES = 16  # a worker: so many come out even
@@ -163,7 +163,7 @@ class CpuPacked(KernelFamily):
         if vw not in {2, 4, 8, 16}:
             yield "VW is a vector width of OpenCL"
             return
-        if config["KC"] * config["NR"] * precision.itemsize > PANEL_BYTES:
+        if config["KC"] * config["NR"] * precision.itemsize > FIRST_LEVEL_BYTES:
             yield "a panel of B fits a first-level cache"
         vectors = rows // vw
         registers = VECTORS if traits.simd_bytes >= WIDE_BYTES else VECTORS // 2

@@ -74,7 +74,7 @@ class Tester:
         )
 
     def _kernels(self, config: Config, task: Task) -> set[KernelSpec]:
-        """Name what a task takes, and the measurement after it; the first one, all tasks."""
+        """Name what verifying for a task takes, and measuring after it; for `BUILD` all of that."""
         kernels = set(self._verifier.kernels(config, finalist=task.is_final))
         if not task.is_final:
             kernels.update(self._measurements.kernels(config, finalist=False))
