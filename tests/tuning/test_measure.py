@@ -106,6 +106,20 @@ def test_what_was_built_is_verified_measured_and_a_finalist_without_a_build(fres
     assert built == []
 
 
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [(Task.BUILD, {"quick", "timed", "final"}), (Task.VERIFY, {"quick", "timed"}),
+     (Task.BUILD_FINALIST, {"final"}), (Task.VERIFY_FINALIST, {"final"})],
+)  # fmt: skip
+def test_what_a_task_builds(fresh, monkeypatch, task, names):
+    """On a CPU kernels are few, and each task's are among the others'."""
+    tester = main.Tester(fresh, SETUP)
+    kinds = {False: ["quick"], True: ["final"]}
+    monkeypatch.setattr(tester._verifier, "kernels", lambda _, finalist: kinds[finalist])
+    monkeypatch.setattr(tester._measurements, "kernels", lambda *_, **__: ["timed"])
+    assert tester._kernels(default(fresh), task) == names
+
+
 @pytest.mark.parametrize(("unified", "side"), [(True, 512), (False, 1024)])
 def test_the_first_square_of_a_gpu_takes_longer_than_a_launch(fresh, monkeypatch, unified, side):
     monkeypatch.setattr(fresh, "traits", replace(fresh.traits, unified_memory=unified))

@@ -559,10 +559,11 @@ def test_workers_build_the_first_candidate_for_a_gpu_together(fake, monkeypatch,
     assert len(fake.built) == 4, "what it takes as a finalist is built by then"
 
 
-def test_workers_build_another_winner_for_a_gpu_together(fake, monkeypatch):
+@pytest.fixture
+def slow_builds(fake, monkeypatch):
+    """Have a candidate for a GPU built in 100 s of 400, and be the slowest if it is the first."""
     now = [0.0]
     set_clock(monkeypatch, now)
-    monkeypatch.setattr(pool, "usable_cores", lambda: 6)
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "400")
 
     def answer(config, _task):
@@ -577,6 +578,19 @@ def test_workers_build_another_winner_for_a_gpu_together(fake, monkeypatch):
     monkeypatch.setattr(pool.WorkerPool, "build", build)
     monkeypatch.setattr(fake, "answer", staticmethod(answer))
     monkeypatch.setattr(devices, "find", lambda: (devices.Found(None, HOPPER),))
+    return fake
+
+
+def test_no_other_candidate_is_begun_that_would_not_be_built_in_time(slow_builds, monkeypatch):
+    """What four workers build in 100 s takes the one that verifies another four times as long."""
+    monkeypatch.setattr(pool, "usable_cores", lambda: 16)
+    new_parameters(HOPPER).of("d")
+    assert {config for config, _ in slow_builds.tried} == {slow_builds.built[0][0]}
+
+
+def test_workers_build_another_winner_for_a_gpu_together(slow_builds, monkeypatch):
+    fake = slow_builds
+    monkeypatch.setattr(pool, "usable_cores", lambda: 6)
     tuned = new_parameters(HOPPER).of("d")
     first = fake.built[0][0]
     finalist = [x for x in fake.built if x[1] is Task.BUILD_FINALIST]
