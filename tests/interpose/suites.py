@@ -3,7 +3,7 @@
     pip install pytest hypothesis scikit-learn pandas ndindex pytest-json-report
     python tests/interpose/suites.py
     python tests/interpose/suites.py --only SciPy --json suites.json
-    python tests/interpose/suites.py --only cluster --jobs 2 --log logs
+    python tests/interpose/suites.py --only scikit --jobs 6 --log logs
     python tests/interpose/suites.py --array-api ../array-api-tests --only none
 
 Each suite runs twice, in processes of its own.  The second time every product goes to the device,
@@ -11,8 +11,9 @@ however small, with default parameters.  What differs between the two is named, 
 command fail; so does a suite of which the device computed nothing.  Packages that are not installed
 are named and left out.  NumPy is one of 2.2 or later, whose tests these are.
 
-Processes that share a GPU wait for each other there: run suites of many products one after another,
-or each on a GPU of its own.
+Runs that go on side by side have cores of their own: threads of OpenMP and of OpenBLAS wait for
+each other by spinning, and scikit-learn's tests, which ask for as many as there are cores whatever
+the environment says, take many times as long where two such runs meet.
 
 `--array-api` has a checkout of github.com/data-apis/array-api-tests, submodule included: its tests
 of what `contraction/array_namespace.py` has of clgemm's must pass.
@@ -28,9 +29,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
@@ -66,6 +68,29 @@ class Run(NamedTuple):
     """Calls that the device has computed."""
 
 
+class Places:
+    """Runs that may go on side by side, each on cores of its own."""
+
+    def __init__(self, count: int) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        share = max(1, len(cores) // count)
+        self._pool = ThreadPoolExecutor(count)
+        self._free: SimpleQueue[list[int]] = SimpleQueue()
+        for first in range(0, count * share, share):
+            self._free.put([cores[i % len(cores)] for i in range(first, first + share)])
+
+    def submit(self, modules: list[str], *, under: bool, log: Path | None) -> Future[Run]:
+        """Run a suite as soon as there is a place."""
+        return self._pool.submit(self._run, modules, under=under, log=log)
+
+    def _run(self, modules: list[str], *, under: bool, log: Path | None) -> Run:
+        cores = self._free.get()
+        try:
+            return run(modules, under=under, cores=cores, log=log)
+        finally:
+            self._free.put(cores)
+
+
 def outcomes(report: Path) -> Counter[tuple[str, str]]:
     """Read what became of each test, from a report in JUnit's format."""
     found: Counter[tuple[str, str]] = Counter()
@@ -80,7 +105,7 @@ def _path(*more: str | None) -> str:
     return os.pathsep.join([str(Path(clgemm.__file__).parents[1]), *filter(None, more)])
 
 
-def run(modules: list[str], *, under: bool, log: Path | None = None) -> Run:
+def run(modules: list[str], *, under: bool, cores: list[int], log: Path | None = None) -> Run:
     """Run a suite, under clgemm or without; what it prints goes to a log, as it does."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CLGEMM_")}
     if "CLGEMM_DEVICE" in os.environ:
@@ -93,6 +118,7 @@ def run(modules: list[str], *, under: bool, log: Path | None = None) -> Run:
         report, account = Path(folder, "report.xml"), Path(folder, "account.json")
         program = ["-m", "clgemm", "run", "--json", str(account)] if under else []
         command = [
+            "taskset", "--cpu-list", ",".join(map(str, cores)),
             sys.executable, *program, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--rootdir",
             sys.prefix, "-o", f"faulthandler_timeout={SLOW}", "--junitxml", str(report),
             "--pyargs", *modules,
@@ -125,14 +151,14 @@ def _of(found: Run, name: str) -> str:
 
 
 def compare(
-    name: str, modules: list[str], pool: Executor, logs: Path | None = None
+    name: str, modules: list[str], places: Places, logs: Path | None = None
 ) -> dict[str, object] | None:
     """Run a suite twice, and print its row; None if its package is not installed."""
     if find_spec(modules[0].split(".")[0]) is None:
         print(f"{name:28} not run: {modules[0].split('.')[0]} is not installed", flush=True)
         return None
     runs = [
-        pool.submit(run, modules, under=under, log=logs and logs / f"{name} {way}.txt")
+        places.submit(modules, under=under, log=logs and logs / f"{name} {way}.txt")
         for under, way in ((True, "under"), (False, "without"))
     ]
     under, plain = (x.result() for x in runs)
@@ -183,8 +209,9 @@ def main() -> int:
     suites = [item for item in SUITES.items() if given.only in item[0]]
     if given.log:
         given.log.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(given.jobs) as pool, ThreadPoolExecutor(len(SUITES)) as waiting:
-        found = waiting.map(lambda item: compare(*item, pool, given.log), suites)
+    places = Places(given.jobs)
+    with ThreadPoolExecutor(len(SUITES)) as waiting:
+        found = waiting.map(lambda item: compare(*item, places, given.log), suites)
         rows = [row for row in found if row is not None]
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
