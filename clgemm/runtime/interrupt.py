@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from concurrent.futures import Future
 
+    from clgemm.runtime.worker_threads import Holder
 
 TURN_SECONDS = 0.1  # until a thread that waits hears of Ctrl-C where its lock does not
 _in_flight: dict[int, object] = {}
@@ -68,7 +69,9 @@ def is_heard() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def wait(event: cl.Event, cancel: Callable[[], None], memory: Any) -> None:
+def wait(
+    event: cl.Event, cancel: Callable[[], None], memory: Any, holder: Holder | None = None
+) -> None:
     """Wait for an event; if something is raised meanwhile, cancel, and raise it.
 
     Parameters
@@ -79,8 +82,10 @@ def wait(event: cl.Event, cancel: Callable[[], None], memory: Any) -> None:
         Makes the launch end early, if it can.
     memory : object
         What the launch works on: kept alive until its end, even if Ctrl-C is pressed twice.
+    holder : Holder, optional
+        Has the thread that waits begin on the caller's core.
     """
-    _apart(event.wait, cancel, memory)
+    _apart(event.wait, cancel, memory, holder)
 
 
 def drain(queue: cl.CommandQueue, memory: Any) -> None:
@@ -100,15 +105,20 @@ def drain(queue: cl.CommandQueue, memory: Any) -> None:
             queue.finish()
         _in_flight.pop(id(memory), None)
 
-    _apart(finish, lambda: None, memory)
+    _apart(finish, _nothing, memory)
 
 
-def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any) -> None:
+def _apart(
+    wait_for_it: Callable[[], object], cancel: Callable[[], None], memory: Any,
+    holder: Holder | None = None,
+) -> None:  # fmt: skip
     """Wait in a thread that keeps the memory alive, and for that thread in this one."""
     ended, failed, kept = threading.Lock(), [], [memory]
+    hold, release = (holder.hold, holder.release) if holder else (_nothing, _nothing)
 
     def work() -> None:
         try:
+            release()
             wait_for_it()
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
             failed.append(error)
@@ -118,10 +128,15 @@ def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory
 
     ended.acquire()
     try:
+        hold()
         threading.Thread(target=work, name="clgemm wait").start()
     except RuntimeError:  # no thread can be started, or none any more
+        release()
         wait_for_it()
         return
+    except BaseException:
+        release()
+        raise
     try:
         _wait_for(ended, kept)
     except BaseException:
@@ -130,6 +145,10 @@ def _apart(wait_for_it: Callable[[], object], cancel: Callable[[], None], memory
         raise
     if failed:
         raise failed[0]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _wait_for(ended: threading.Lock, kept: list[Any]) -> None:

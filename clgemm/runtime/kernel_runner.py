@@ -359,6 +359,8 @@ class KernelRunner:
             with stop.cancels(partial(self._cancel, cell)):
                 event.wait()
         elif (self._long or len(self._device.running) > 1) and interrupt.is_heard():
-            interrupt.wait(event, partial(self._cancel, cell), values)
+            workers = self._device.worker_threads
+            holder = None if workers is None else workers.holder()
+            interrupt.wait(event, partial(self._cancel, cell), values, holder)
         else:
             event.wait()

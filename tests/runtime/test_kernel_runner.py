@@ -85,6 +85,22 @@ def interrupt_after(product, launches):
     product.runner._bare = None
 
 
+def test_who_waits_for_a_long_launch_begins_where_no_thread_of_the_runtime_is(product, monkeypatch):
+    workers = product.device.worker_threads
+    if workers is None:
+        pytest.skip(f"threads of {product.device.traits.platform} need not leave")
+    cores, wait = [], interrupt.wait
+
+    def noting(event, cancel, memory, holder):
+        cores.append(holder._core)
+        wait(event, cancel, memory, holder)
+
+    monkeypatch.setattr(interrupt, "wait", noting)
+    product.check()
+    assert cores == [workers.left]
+    assert workers.left >= 0
+
+
 @pytest.mark.parametrize("launches", [1, 12])
 def test_nothing_runs_after_an_interrupt_between_launches(product, launches):
     interrupt_after(product, launches)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import clgemm
-from clgemm.runtime import worker_threads
-from clgemm.runtime.worker_threads import WorkerThreads
+from clgemm.runtime import interrupt, worker_threads
+from clgemm.runtime.worker_threads import Holder, WorkerThreads
 
 if sys.platform != "linux":
     pytest.skip("only Linux tells of threads and moves them", allow_module_level=True)
@@ -140,3 +140,81 @@ def test_no_thread_of_the_runtime_may_use_the_core_of_the_caller(device, rng):
 
     assert found.threads
     assert any(leave() for _ in range(5)), "threads of NumPy's among them are given all in between"
+
+
+@pytest.fixture
+def cores():
+    """Return the cores that the caller may use, several, which it still may in the end."""
+    found = os.sched_getaffinity(0)
+    if len(found) < 2:
+        pytest.skip("the caller may use a single core")
+    yield found
+    left, held = os.sched_getaffinity(0), dict(worker_threads._held)
+    os.sched_setaffinity(0, found)
+    worker_threads._held.clear()
+    assert left == found
+    assert not held
+
+
+class Waits:
+    """Stands for an event, and notes the cores of the thread that waits for it."""
+
+    cores: set[int] | None = None
+
+    def wait(self):
+        self.cores = os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_thread_that_waits_begins_on_the_caller_s_core(monkeypatch, cores, place):
+    core, at_first, event = sorted(cores)[place], [], Waits()
+    release = Holder.release
+
+    def noting(self):
+        at_first.append((threading.current_thread().name, os.sched_getaffinity(0)))
+        release(self)
+
+    monkeypatch.setattr(Holder, "release", noting)
+    workers = WorkerThreads(())
+    workers.left = core
+    interrupt.wait(event, lambda: None, (), workers.holder())
+    assert at_first == [("clgemm wait", {core})]
+    assert event.cores == cores
+
+
+@pytest.mark.parametrize("core", [-1, 10**6])
+def test_nobody_is_held_on_a_core_that_is_not_known_or_allowed(cores, core):
+    holder = Holder(core)
+    holder.hold()
+    assert os.sched_getaffinity(0) == cores
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_caller_that_starts_no_thread_is_held_no_longer(monkeypatch, cores, error):
+    held, event = [], Waits()
+
+    def start(_):
+        held.append(os.sched_getaffinity(0))
+        raise error
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    holder, core = Holder(min(cores)), {min(cores)}
+    if error is KeyboardInterrupt:
+        with pytest.raises(error):
+            interrupt.wait(event, lambda: None, (), holder)
+        assert event.cores is None
+    else:
+        interrupt.wait(event, lambda: None, (), holder)
+        assert event.cores == cores, "the caller waits itself"
+    assert held == [core]
+
+
+def test_threads_use_all_cores_while_the_caller_is_held(monkeypatch, cores):
+    moved = {}
+    holder, workers = Holder(min(cores)), WorkerThreads((FIRST,))
+    holder.hold()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_threads, "_move", lambda thread, to: bool(moved.update({thread: to})))
+        workers.use_all_cores()
+    holder.release()
+    assert moved == {FIRST: cores}
