@@ -170,7 +170,7 @@ def test_pages_name_the_limits_in_force():
     cube = f"{n} \N{MULTIPLICATION SIGN} {n} \N{MULTIPLICATION SIGN} {n}"
     for page in (README, ROOT / "docs" / "architecture.md", tuning):
         assert f"up to {cube}" in prose(page).replace("Up to", "up to")
-    longest = f"the lesser one below {1e3 * trial.LONGEST:g} ms"
+    longest = f"the lesser one below {1e3 * route.LONGEST:g} ms"
     assert f"within a factor of {trial.NEAR:g}, and {longest}" in prose(tuning)
 
 

@@ -27,6 +27,8 @@ with 16 cores of a Xeon near here in fp32, copies and threads that wake up inclu
 
 TIE = 0.92
 """Of the host's predicted time, that the device may take: both predictions err."""
+LONGEST = 2e-2
+"""Seconds of either side beyond which predictions err little: the faster one computes."""
 WORTH = 0.75
 """The same for a CPU device's short products, of which the host's times are the least regular."""
 COPIED = 0.85
@@ -126,4 +128,6 @@ def _share(traits: DeviceTraits, host: float) -> float:
     """Return how much of the host's time a device may take."""
     if not traits.unified_memory:
         return COPIED
+    if host > LONGEST:
+        return 1.0
     return WORTH if traits.kind == "cpu" and host < SHORT else TIE

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from clgemm.dispatch.route import DEVICE, HOST, SHORT, Route
+from clgemm.dispatch.route import DEVICE, HOST, LONGEST, SHORT, Route
 from clgemm.host import blas as host_blas
 from clgemm.host import spinning
 from clgemm.runtime import reentry
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 NEAR = 2.5  # times as long as the other: what is further apart is believed
-LONGEST = 2e-2  # seconds on the faster side: of longer products predictions err less
 BLOCKS = 4  # of each side, of which the fastest counts: what disturbs one makes it slower
 CLEAR = 1.5  # times as long as the other, in two long blocks of each: there are no more then
 MOST_RUNS = 12  # of a block

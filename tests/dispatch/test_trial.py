@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import clgemm
-from clgemm.dispatch import engine, engines, trial
+from clgemm.dispatch import engine, engines, route, trial
 from clgemm.dispatch.route import DEVICE, HOST, Route
 from clgemm.dispatch.times import BreakEven
 from clgemm.errors import DeviceError
@@ -90,7 +90,7 @@ def test_what_is_sure_is_not_tried(trials, clock, predicted):
 def test_what_nobody_predicted_is_tried_if_it_is_short(trials, clock):
     by_size = Route(DEVICE, "by size")
     calls, both = sides(clock, 1e-3, 2e-3)
-    assert trials.settle("long", by_size, both, 2 * trial.LONGEST) is by_size
+    assert trials.settle("long", by_size, both, 2 * route.LONGEST) is by_size
     assert not calls
     assert trials.settle("kind", by_size, both, 1e-3).where == HOST
     assert calls
