@@ -172,8 +172,8 @@ def _any(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:
     if not given.keys() - {"out"}:
         if hosted:
             repeated.remember(x1, x2, out, None)
-        elif out is None:
-            repeated.remember_stack(x1, x2, call.result)
+        elif call.c.shape == call.shape:
+            repeated.remember_stack(x1, x2, out, call.result)
     return wrapped(call.result, x1, x2, out, given.get("subok", True))
 
 

@@ -88,17 +88,22 @@ def remember(a: Any, b: Any, out: Any, computed: NDArray[Any] | None) -> None:
     _keep(known, kind, compute, (a, b), is_gram=is_same_memory(a, b))
 
 
-def remember_stack(a: Any, b: Any, result: NDArray[Any]) -> None:
-    """Keep how the device computed a fresh stack of matrices, if it was all at once."""
+def remember_stack(a: Any, b: Any, out: Any, result: NDArray[Any]) -> None:
+    """Keep how the device computed a stack of matrices, if it was all at once, and in its place.
+
+    A `result` that is `out` has the shape of a fresh one.
+    """
     known = engines.opened()
-    if known is None or not (type(a) is np.ndarray is type(b) and result.flags.c_contiguous):
+    if known is None or any(type(x) is not np.ndarray for x in (a, b, result)):
         return
     if not (a.ndim >= _MATRIX <= b.ndim and a.dtype == b.dtype == result.dtype in BY_DTYPE):
         return
-    kind, problems = _kind(a, b, None), stacks.fold(a, b, result)
+    kind, problems = _kind(a, b, out), stacks.fold(a, b, result)
     is_gram = is_same_memory(a, b)
     if len(problems) == 1 and not _still_holds(known, kind, is_gram):
         left, right, product = problems[0]
+        if not (result.flags.c_contiguous if out is None else stacks.is_direct(product)):
+            return
         compute = _StackByDevice.of(known, Call.of(1.0, left, right, 0.0, product))
         if compute is not None:
             compute.result = result.shape
@@ -309,12 +314,8 @@ class _ByDevice:
     def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
         """Multiply as `numpy.matmul` does."""
         if out is None:
-            c = np.empty(self._shape, dtype_of_product(a.dtype, b.dtype))
-        elif out.flags.behaved and not (np.may_share_memory(out, a) or np.may_share_memory(out, b)):
-            c = out
-        else:
-            return None
-        return self._run(1.0, a, b, c)
+            return self._run(1.0, a, b, np.empty(self._shape, dtype_of_product(a.dtype, b.dtype)))
+        return self._run(1.0, a, b, out) if _is_free(out, a, b) else None
 
     def gemm(self, arguments: Arguments) -> NDArray[Any] | None:
         """Multiply as BLAS does."""
@@ -355,12 +356,17 @@ class _StackByDevice(_ByDevice):
     """The shape of what is returned."""
 
     def __call__(self, a: NDArray[Any], b: NDArray[Any], out: Any = None) -> NDArray[Any] | None:
-        """Multiply as `numpy.matmul` does; what is kept is kept of calls without `out`."""
-        if out is not None:
+        """Multiply as `numpy.matmul` does."""
+        if out is not None and not _is_free(out, a, b):
             return None
-        c = np.empty(self.result, a.dtype)
+        c: NDArray[Any] = np.empty(self.result, a.dtype) if out is None else out
         ((left, right, product),) = stacks.fold(a, b, c)
         return None if self._run(1.0, left, right, product) is None else c
+
+
+def _is_free(out: NDArray[Any], a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether a product can be computed where it is to be stored."""
+    return out.flags.behaved and not (np.may_share_memory(out, a) or np.may_share_memory(out, b))
 
 
 def _is_aligned(x: NDArray[Any]) -> bool:

@@ -87,14 +87,66 @@ def test_later_stacks_are_the_first_one_bit_by_bit(device, shortly, code, shapes
         for name, x in zip("ab", (a, b), strict=True)
     )
     first = clgemm.matmul(a, b)
+    out = np.empty_like(first)
+    clgemm.matmul(a, b, out=out)
+    assert out.tobytes() == first.tobytes()
     shortly()
     again = clgemm.matmul(a, b)
-    assert again.tobytes() == first.tobytes()
+    out[...] = np.nan
+    assert clgemm.matmul(a, b, out=out) is out
+    assert out.tobytes() == again.tobytes() == first.tobytes()
     assert again.strides == first.strides
     assert again.flags.owndata
     np.testing.assert_allclose(clgemm.matmul(2 * a, b), 2 * first, rtol=1e-5)
     with pytest.raises(TypeError):
         clgemm.matmul(a[..., :-1], b[..., :-1, :])
+
+
+OUTS = {
+    "rows apart": lambda shape: np.full((*shape[:-1], shape[-1] + 3), np.nan)[..., :-3],
+    "matrices apart": lambda shape: np.full((2 * shape[0], *shape[1:]), np.nan)[::2],
+    "column-major": lambda shape: np.full((shape[0], *shape[:0:-1]), np.nan).swapaxes(1, 2),
+}
+
+
+@pytest.mark.parametrize("out", OUTS.values(), ids=OUTS)
+def test_stacks_go_the_short_way_wherever_a_kernel_can_write(shortly, out, rng):
+    a, b = rng.uniform(-1, 1, (3, 40, 50)), rng.uniform(-1, 1, (3, 50, 60))
+    made = out((3, 40, 60))
+    clgemm.matmul(a, b, out=made)
+    shortly()
+    made[...] = np.nan
+    before = made.base.copy()
+    assert clgemm.matmul(a, b, out=made) is made
+    np.testing.assert_allclose(made, a @ b, rtol=1e-12, atol=1e-12)
+    made[...] = np.nan
+    np.testing.assert_array_equal(made.base, before)
+
+
+def test_a_stack_that_cannot_be_written_in_its_place_goes_the_long_way(device, monkeypatch, rng):
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    engines.of(device).forget()
+    a, b = rng.uniform(-1, 1, (3, 40, 40)), rng.uniform(-1, 1, (3, 40, 40))
+    want, out = a @ b, np.empty((3, 40, 40))
+    for _ in range(2):
+        clgemm.matmul(a, b, out=out)
+    memory = np.concatenate([a, np.empty((1, 40, 40))])
+    for place in (memory[:3], memory[1:]):
+        memory[:3] = a
+        np.testing.assert_allclose(clgemm.matmul(memory[:3], b, out=place), want, rtol=1e-12)
+    apart = np.full((3, 40, 40, 2), np.nan)[..., 0]
+    wider = np.empty((1, 3, 40, 40))
+    for _ in range(2):
+        for given in (apart, wider):
+            given[...] = np.nan
+            np.testing.assert_allclose(
+                clgemm.matmul(a, b, out=given), want.reshape(given.shape), rtol=1e-12
+            )
+    out[...], out.flags.writeable = 7, False
+    with pytest.raises(ValueError, match="read-only"):
+        clgemm.matmul(a, b, out=out)
+    assert (out == 7).all()
+    engines.of(device).forget()
 
 
 @pytest.mark.parametrize("shape", [(200, 90), (3, 70, 60)], ids=str)
