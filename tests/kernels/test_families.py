@@ -119,6 +119,49 @@ def test_narrow_vectors_are_right(device, code, simd_bytes, rng):
     verify(device, config, precision, (61, 53, 67), ops, 1.0, 0.0, rng)
 
 
+@pytest.mark.parametrize("code", "sdcz")
+def test_every_height_of_a_micro_tile_is_right(device, code, rng):
+    """Kernels of one to four vectors, whole ones and not, over few and many columns."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    vector = config["VW"] // precision.parts
+    config = Config.of(family.name, dict(config.params) | {"MR": 4 * vector, "NR": 2})
+    for vectors, beyond in itertools.product(range(5), (0, 1)):
+        m = vectors * vector + beyond
+        for n in (1, 5) if m else ():
+            verify(device, config, precision, (m, n, 19), "NN", 1.0, 0.0, rng)
+            verify(device, config, precision, (m, n, 19), "TC", -0.5, 0.5, rng)
+
+
+@pytest.mark.parametrize("batch", [32, 67])
+def test_a_worker_takes_several_small_matrices_at_once(device, batch, rng):
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS["s"]
+    skip_unsupported(device, family, precision)
+    two = replace(device.traits, compute_units=2)
+    a, b = (rng.uniform(-1, 1, (batch, *shape)).astype(np.float32) for shape in ((7, 9), (9, 5)))
+    c = rng.uniform(-1, 1, (batch, 5, 7)).astype(np.float32).swapaxes(1, 2)
+    want = 0.5 * reference.wide(c) + reference.wide(a) @ reference.wide(b)
+    size = 0.5 * np.abs(c) + np.abs(a) @ np.abs(b)
+    problem = describe(Operand(a), Operand(b), c, reads_c=True)
+    plan = family.plan(two, problem, family.default(two, precision))
+    turn = plan.steps[0].args[-1]
+    assert turn == {32: 2, 67: 4}[batch], "a worker has eight turns"
+    runner = KernelRunner(device, problem, plan)
+    places = [host_memory.place(device, x) for x in (a, b, c)]
+    runner.execute((1.0, 0.5, *places, NO_OFFSETS), poisoned=True)
+    host_memory.fetch(device, places[2], c)
+    reference.assert_within_bound(c, want, size, 9, precision.eps)
+
+
+def test_large_matrices_of_a_stack_are_taken_one_by_one():
+    family, two = BY_NAME["cpu_packed"], replace(CPU, compute_units=2)
+    config = family.default(two, PRECISIONS["s"])
+    for n, turn in ((16, 31), (32, 31), (64, 4), (102, 1), (300, 1)):
+        g = Gemm("s", n, n, n, 500, False, False, n, n * n, False, False, n, n * n, n, n * n, False)
+        assert family.plan(two, g, config).steps[0].args[-1] == turn, n
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_stacks_in_one_launch(device, family, rng):
     precision = PRECISIONS["s"]

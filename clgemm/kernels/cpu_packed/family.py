@@ -290,11 +290,12 @@ class CpuPacked(KernelFamily):
         defines["PACK_A"], defines["PACK_B"] = int(self.packs_a(problem, config)), int(packs_b)
         defines["CLANG_BUILTINS"] = int(traits.clang_builtins)
         spec = self.spec(
-            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiiii"
+            "cpu_packed", precision, Config.of(self.name, defines), GEMM_SIGNATURE + "pipliiiiii"
         )
         args = (
             *gemm_args(problem), "counters", "cell",
             "scratch", stride, tiles.mt, tiles.nt, tiles.kt, tiles.mc, tiles.kc,
+            _turn(problem, tiles, workers),
         )  # fmt: skip
         step = Step(spec, (workers,), (1,), args)
         partials = tiles.tiles * tiles.parts * tiles.mt * tiles.nt if tiles.parts > 1 else 0
@@ -316,6 +317,18 @@ def _block_of_turns(traits: DeviceTraits, g: Gemm, mr: int, mc: int) -> int:
         if LEAST_BLOCK * mc <= rows <= mc and most * units <= EVEN * g.m:
             return rows
     return 0
+
+
+def _turn(g: Gemm, tiles: Tiles, workers: int) -> int:
+    """Return how many tiles of a stack a worker takes at once.
+
+    Small matrices that lie one after another are fetched sooner by one core, and the counter is a
+    line of the cache that all workers write.
+    """
+    if tiles.parts > 1:
+        return 1
+    least = -(-LEAST_TURN // (tiles.mt * tiles.nt * g.k))
+    return max(1, min(least, tiles.tiles // (workers * MOST_TURNS)))
 
 
 def _tile(g: Gemm, config: Config, cut_m: int, cut_n: int) -> tuple[int, int]:

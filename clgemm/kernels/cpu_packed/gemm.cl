@@ -199,10 +199,11 @@ INLINE Tile tile_of_triangle(long tile, long rows, long batch)
 //   mt, nt, kt      rows, columns and depth of a part; kt < k only if there are few tiles
 //   mc              rows of a block of A
 //   kc_max          depth of a slice
+//   turn            parts that are taken at once, one after another
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
                 __global REAL *restrict scratch, long scratch_stride, int mt, int nt, int kt,
-                int mc, int kc_max)
+                int mc, int kc_max, int turn)
 {
     const long tiles_m = (g.m + mt - 1) / mt, tiles_n = (g.n + nt - 1) / nt;
     const long tiles = g.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
@@ -212,7 +213,14 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
     __global ELEM *bp = ap + (long)(mc + MR) * kc_max;
     __global ELEM *partials = (__global ELEM *)(scratch + get_num_groups(0) * scratch_stride);
 
-    for (long t; (t = TAKE(counters + cell)) < count;) {
+    long t = 0;
+    for (int left = 0;; left--, t++) {
+        if (left == 0) {
+            left = turn;
+            t = (long)TAKE(counters + cell) * turn;
+        }
+        if (t >= count)
+            return;
         const long part = t % parts, tile = t / parts;
         const Tile at = g.triangle ? tile_of_triangle(tile, tiles_m, g.batch)
                                    : tile_anywhere(tile, tiles_m, tiles_n);

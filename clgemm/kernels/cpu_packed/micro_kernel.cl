@@ -44,8 +44,7 @@ typedef CAT(REAL, VW) REALV;
 #endif
 #define VSTORE(x, p) CAT(vstore, VW)(x, 0, p)
 
-#define NARROW_M (MV > 1 ? MV - 1 : 1)  // vectors of the kernels for the lower edge
-#define NARROW_N (NR / 2)               // columns of the kernels for the right edge
+#define NARROW_N (NR / 2)  // columns of the kernels for the right edge
 
 // acc += one row of a panel of A, mv vectors of it, times one row of B, nv reals: column j of B lies at
 // b[j], the row at e.  Then on to the next row, step_a reals further in A.
@@ -78,12 +77,28 @@ typedef CAT(REAL, VW) REALV;
         for (int p = 0; p < depth; p++)                                                         \
             RANK_1(mv, nv)                                                                      \
     }
-DEFINE_UPDATE(update, MV, COLUMNS)
-DEFINE_UPDATE(update_low, NARROW_M, COLUMNS)
-DEFINE_UPDATE(update_lowest, 1, COLUMNS)
-DEFINE_UPDATE(update_right, MV, NARROW_N * CE)
-DEFINE_UPDATE(update_right_low, NARROW_M, NARROW_N * CE)
-DEFINE_UPDATE(update_right_lowest, 1, NARROW_N * CE)
+DEFINE_UPDATE(update_1, 1, COLUMNS)
+DEFINE_UPDATE(update_right_1, 1, NARROW_N * CE)
+#if MV > 1
+DEFINE_UPDATE(update_2, 2, COLUMNS)
+DEFINE_UPDATE(update_right_2, 2, NARROW_N * CE)
+#endif
+#if MV > 2
+DEFINE_UPDATE(update_3, 3, COLUMNS)
+DEFINE_UPDATE(update_right_3, 3, NARROW_N * CE)
+#endif
+#if MV > 3
+DEFINE_UPDATE(update_4, 4, COLUMNS)
+DEFINE_UPDATE(update_right_4, 4, NARROW_N * CE)
+#endif
+
+#define UPDATE(mv)                                                  \
+    {                                                               \
+        if (nr > NARROW_N)                                          \
+            CAT(update_, mv)(depth, a, step_a, columns, step_b, acc);       \
+        else                                                        \
+            CAT(update_right_, mv)(depth, a, step_a, columns, step_b, acc); \
+    }
 
 #if IS_COMPLEX
 INLINE REALV alternating(REAL even, REAL odd)
@@ -165,10 +180,10 @@ INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int m
         }
 }
 
-// Whether the narrowest kernel that covers mr < MR rows reads no others.
+// Whether rows are whole vectors, of which the kernel that covers them reads no others.
 INLINE int reads_exactly(int mr)
 {
-    return mr * CE == VW * NARROW_M || mr * CE == VW;
+    return mr * CE % VW == 0;
 }
 
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C for a panel of A and columns of B that lie column_b
@@ -194,21 +209,22 @@ INLINE void micro_kernel(int depth, __global const REAL *a, long step_a,
         // Columns beyond the edge repeat the last one.
         columns[j] = b + (PACK_B ? j / CE : min(j / CE, nr - 1)) * column_b + j % CE;
     }
-    const int lowest = MV > 2 && mr * CE <= VW, low = MV > 1 && mr * CE <= NARROW_M * VW;
-    if (nr > NARROW_N) {
-        if (lowest)
-            update_lowest(depth, a, step_a, columns, step_b, acc);
-        else if (low)
-            update_low(depth, a, step_a, columns, step_b, acc);
-        else
-            update(depth, a, step_a, columns, step_b, acc);
-    } else {
-        if (lowest)
-            update_right_lowest(depth, a, step_a, columns, step_b, acc);
-        else if (low)
-            update_right_low(depth, a, step_a, columns, step_b, acc);
-        else
-            update_right(depth, a, step_a, columns, step_b, acc);
-    }
+    const int vectors = (mr * CE + VW - 1) / VW;
+#if MV > 3
+    if (vectors == 4)
+        UPDATE(4)
+    else
+#endif
+#if MV > 2
+    if (vectors == 3)
+        UPDATE(3)
+    else
+#endif
+#if MV > 1
+    if (vectors == 2)
+        UPDATE(2)
+    else
+#endif
+        UPDATE(1)
     store_tile(acc, c, ldc, mr, nr, alpha, conj_a, conj_b, beta, beta_is);
 }
