@@ -20,7 +20,7 @@ from helpers import CPU, pairwise
 
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import SLOTS, Config
-from clgemm.problem import PRECISIONS, Gemm, Operand, describe
+from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
 from clgemm.runtime import host_memory
 from clgemm.runtime.kernel_runner import NO_OFFSETS, KernelRunner
 from clgemm.runtime.scratch import COUNTERS
@@ -406,6 +406,60 @@ def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns,
     lies = op == "N" and columns == 5
     assert dict(plan.steps[0].kernel.defines)["PACK_A"] == int(not lies)
     verify(device, config, precision, (rows, columns, depth), op * 2, -0.5, 0.0, rng)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-0.5, 1.0), (1.5, 0.5)])
+@pytest.mark.parametrize("ops", ["TN", "CT", "TC", "CN"])
+@pytest.mark.parametrize("code", "sdcz")
+def test_c_is_stored_row_by_row_if_rows_of_a_meet_few_columns(device, code, ops, alpha, beta, rng):
+    """Whole micro-tiles and parts of some, in several slices of K, and a gap between columns."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    for m, n, k in ((8 * config["NR"] + 67, 13, 401), (405, config["MR"] + 3, 259)):
+        a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
+        memory = np.full((n, m + 3), 0.5, precision.dtype).T
+        c = memory[:m]
+        want, size = reference.gemm(alpha, value(a), value(b), beta, c)
+        if beta == 0:
+            c[...] = np.nan
+        plan = family.plan(device.traits, describe(a, b, c, reads_c=beta != 0), config)
+        assert dict(plan.steps[0].kernel.defines)["TURNED"] == 1
+        run_once(device, config, a, b, c, alpha, beta, poison=True)
+        reference.assert_within_bound(c, want, size, k, precision.eps)
+        assert np.all(memory[m:] == 0.5)
+
+
+def test_stacks_are_stored_row_by_row_too(device, rng):
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    a, b = rng.uniform(-1, 1, (5, 90, 300)), rng.uniform(-1, 1, (5, 300, 11))
+    c = np.full((5, 11, 90), np.nan).swapaxes(1, 2)
+    plan = family.plan(device.traits, describe(Operand(a), Operand(b), c, reads_c=False), config)
+    assert dict(plan.steps[0].kernel.defines)["TURNED"] == 1
+    run_once(device, config, Operand(a), Operand(b), c, poison=True)
+    reference.assert_within_bound(
+        c, reference.wide(a) @ reference.wide(b), np.abs(a) @ np.abs(b), 300, precision.eps
+    )
+
+
+def test_c_is_turned_only_where_that_saves_packing():
+    family = BY_NAME["cpu_packed"]
+    for code, precision in PRECISIONS.items():
+        config = family.default(CPU, precision)
+        g = Gemm(
+            code, 3000, 20, 1001, 1, True, False, 1001, 0, False, False, 1001, 0, 3000, 0, False
+        )
+        for change, turned in (
+            ({}, True), ({"trans_b": True, "ldb": 20}, True), ({"trans_a": False}, False),
+            ({"n": 101}, False), ({"n": 2}, False), ({"m": 79, "lda": 1001}, False),
+            ({"k": 200}, False), ({"triangle": SYMMETRIC}, False),
+        ):  # fmt: skip
+            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
+        for units in (2, 64, 256):
+            many = replace(CPU, compute_units=units)
+            assert family.tiles(many, g, config).parts == 1, "a part is not turned"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@
 //
 // Where B has few columns, panels of A are read where they lie, too (PACK_A 0): a column at a time, which
 // has to be contiguous, and in whole vectors.
+//
+// Where B has few columns and rows of A are contiguous, A would be packed for little.  Then the roles
+// change (TURNED 1): the transpose of C is computed, of which A's rows are columns to be broadcast, and
+// each micro-tile is transposed as it is stored.
 
 #if CLANG_BUILTINS
 // The same as atomic_inc, in one instruction: Intel's runtime takes seven times as long to compile a
@@ -32,6 +36,24 @@
 #define TAKE(counter) __sync_fetch_and_add(counter, 1u)
 #else
 #define TAKE(counter) atomic_inc(counter)
+#endif
+
+#if TURNED
+// The problem whose result is the transpose.
+INLINE Gemm seen(Gemm g)
+{
+    const Gemm turned = {
+        g.n, g.m, g.k, g.batch, g.offset_b, g.ldb, g.stride_b, g.offset_a, g.lda, g.stride_a,
+        g.offset_c, g.ldc, g.stride_c, !g.trans_b, g.conj_b, !g.trans_a, g.conj_a, g.triangle,
+    };
+    return turned;
+}
+#define LEFT b
+#define RIGHT a
+#else
+#define seen(g) (g)
+#define LEFT a
+#define RIGHT b
 #endif
 
 // Where a tile lies in a C of which one triangle is computed.
@@ -128,7 +150,7 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
 #endif
                     micro_kernel(kc, (__global const REAL *)ai, step_a * CE,
                                  (__global const REAL *)bj, step_b * CE, column_b * CE,
-                                 c + ic + i + j * ldc, ldc, min(MR, mb - i), nr, alpha, g.conj_a,
+                                 c + C_AT(ic + i, j, ldc), ldc, min(MR, mb - i), nr, alpha, g.conj_a,
                                  g.conj_b, beta, beta_is);
                 }
             }
@@ -205,9 +227,10 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
                 __global REAL *restrict scratch, long scratch_stride, int mt, int nt, int kt,
                 int mc, int kc_max, int turn)
 {
-    const long tiles_m = (g.m + mt - 1) / mt, tiles_n = (g.n + nt - 1) / nt;
-    const long tiles = g.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
-    const long parts = (g.k + kt - 1) / kt, count = tiles * parts * g.batch;
+    const Gemm p = seen(g);
+    const long tiles_m = (p.m + mt - 1) / mt, tiles_n = (p.n + nt - 1) / nt;
+    const long tiles = p.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
+    const long parts = (p.k + kt - 1) / kt, count = tiles * parts * p.batch;
     const long size = (long)mt * nt;
     __global ELEM *ap = (__global ELEM *)(scratch + get_group_id(0) * scratch_stride);
     __global ELEM *bp = ap + (long)(mc + MR) * kc_max;
@@ -222,29 +245,29 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
         if (t >= count)
             return;
         const long part = t % parts, tile = t / parts;
-        const Tile at = g.triangle ? tile_of_triangle(tile, tiles_m, g.batch)
+        const Tile at = p.triangle ? tile_of_triangle(tile, tiles_m, p.batch)
                                    : tile_anywhere(tile, tiles_m, tiles_n);
-        const int place = !g.triangle ? ANYWHERE : at.row == at.column ? ON_DIAGONAL : BELOW;
+        const int place = !p.triangle ? ANYWHERE : at.row == at.column ? ON_DIAGONAL : BELOW;
         const long i0 = at.row * mt, j0 = at.column * nt, k0 = part * kt;
-        const int rows = min((long)mt, g.m - i0), columns = min((long)nt, g.n - j0);
-        __global const ELEM *a0 = a + g.offset_a + at.entry * g.stride_a +
-                                  (g.trans_a ? k0 + i0 * g.lda : i0 + k0 * g.lda);
-        __global const ELEM *b0 = b + g.offset_b + at.entry * g.stride_b +
-                                  (g.trans_b ? j0 + k0 * g.ldb : k0 + j0 * g.ldb);
-        __global ELEM *c0 = c + g.offset_c + at.entry * g.stride_c;
-        __global ELEM *ct = c0 + i0 + j0 * g.ldc, *mirrored = c0 + j0 + i0 * g.ldc;
+        const int rows = min((long)mt, p.m - i0), columns = min((long)nt, p.n - j0);
+        __global const ELEM *a0 = LEFT + p.offset_a + at.entry * p.stride_a +
+                                  (p.trans_a ? k0 + i0 * p.lda : i0 + k0 * p.lda);
+        __global const ELEM *b0 = RIGHT + p.offset_b + at.entry * p.stride_b +
+                                  (p.trans_b ? j0 + k0 * p.ldb : k0 + j0 * p.ldb);
+        __global ELEM *c0 = c + p.offset_c + at.entry * p.stride_c;
+        __global ELEM *ct = c0 + C_AT(i0, j0, p.ldc), *mirrored = c0 + j0 + i0 * p.ldc;
         __global ELEM *partial = partials + tile * parts * size;
         const int whole = parts == 1;
-        update_tile(g, rows, columns, min((long)kt, g.k - k0), whole ? alpha : (ELEM)(ONE), a0, b0,
+        update_tile(p, rows, columns, min((long)kt, p.k - k0), whole ? alpha : (ELEM)(ONE), a0, b0,
                     whole ? beta : (ELEM)(0), whole ? ct : partial + part * size,
-                    whole ? g.ldc : mt, ap, bp, mc, kc_max, place,
+                    whole ? p.ldc : mt, ap, bp, mc, kc_max, place,
                     whole && place != ANYWHERE ? mirrored : 0, counters + cell + 1);
         if (whole)
             continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);  // what was added here is seen by who counts to the end
         if (TAKE(counters + cell + 2 + tile) == parts - 1) {
             mem_fence(CLK_GLOBAL_MEM_FENCE);
-            add_parts(g.triangle, rows, columns, parts, partial, mt, size, alpha, beta, ct, g.ldc,
+            add_parts(p.triangle, rows, columns, parts, partial, mt, size, alpha, beta, ct, p.ldc,
                       place, mirrored);
         }
     }

@@ -33,6 +33,15 @@
 #define PACK_B 1  // 0: B is read where it lies
 #endif
 
+#ifndef TURNED
+#define TURNED 0  // 1: C is stored row by row
+#endif
+#if TURNED
+#define C_AT(i, j, ldc) ((i) * (ldc) + (j))
+#else
+#define C_AT(i, j, ldc) ((i) + (j) * (ldc))
+#endif
+
 #define MV (MR * CE / VW)  // vectors in a row of a panel of A
 #define COLUMNS (NR * CE)  // of accumulators
 typedef CAT(REAL, VW) REALV;
@@ -150,6 +159,36 @@ INLINE void store_vector(REALV x, __global REAL *c, ELEM beta, int beta_is)
     VSTORE(x, c);
 }
 
+#if IS_COMPLEX
+#define ELEM_AT(x) ((ELEM)((x)[0], (x)[1]))
+#else
+#define ELEM_AT(x) ((x)[0])
+#endif
+
+#if TURNED
+// C (mr x nr) := alpha * op(A) * op(B) + beta * C of what the accumulators hold, row by row.
+INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int mr, int nr,
+                       ELEM alpha, int conj_a, int conj_b, ELEM beta, int beta_is)
+{
+    REAL columns[NR * MR * CE];
+    UNROLL
+    for (int j = 0; j < NR; j++)
+        UNROLL
+        for (int v = 0; v < MV; v++)
+            VSTORE(scaled(alpha, product(acc, j, v, conj_a, conj_b)),
+                   columns + j * MR * CE + v * VW);
+    for (int i = 0; i < mr; i++, c += ldc) {
+        const REAL *x = columns + i * CE;
+        if (nr == NR && beta_is == BETA_ZERO) {
+            UNROLL
+            for (int j = 0; j < NR; j++)
+                c[j] = ELEM_AT(x + j * MR * CE);
+        } else
+            for (int j = 0; j < nr; j++)
+                elem_store(c + j, ELEM_AT(x + j * MR * CE), beta, beta_is);
+    }
+}
+#else
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C of what the accumulators hold.
 INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int mr, int nr,
                        ELEM alpha, int conj_a, int conj_b, ELEM beta, int beta_is)
@@ -171,14 +210,12 @@ INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int m
     const int above = whole * VW / CE, left = mr - above;
     for (int j = 0; j < (left ? nr : 0); j++)
         for (int i = 0; i < left; i++) {
-            const REAL *x = edge + j * VW + i * CE;
-#if IS_COMPLEX
-            elem_store(c + above + i + j * ldc, (ELEM)(x[0], x[1]), beta, beta_is);
-#else
-            elem_store(c + above + i + j * ldc, x[0], beta, beta_is);
-#endif
+            const ELEM x = ELEM_AT(edge + j * VW + i * CE);
+            elem_store(c + above + i + j * ldc, x, beta, beta_is);
         }
 }
+
+#endif
 
 // Whether rows are whole vectors, of which the kernel that covers them reads no others.
 INLINE int reads_exactly(int mr)
@@ -193,7 +230,10 @@ INLINE void micro_kernel(int depth, __global const REAL *a, long step_a,
                          long ldc, int mr, int nr, ELEM alpha, int conj_a, int conj_b, ELEM beta,
                          int beta_is)
 {
-#if PREFETCH_C
+#if PREFETCH_C && TURNED
+    for (int i = 0; i < mr; i++)
+        __builtin_prefetch((const void *)(ulong)(c + i * ldc), 1, 3);
+#elif PREFETCH_C
     for (int j = 0; j < nr; j++)
         UNROLL
         for (int i = 0; i < MR * CE * (int)sizeof(REAL); i += 64)
