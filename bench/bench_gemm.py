@@ -4,6 +4,7 @@
     python bench/bench_gemm.py --set small                # n = 2 ... 192
     python bench/bench_gemm.py --set all --json out.json  # with transposes, skinny shapes, stacks
     python bench/bench_gemm.py --set gram                 # a.T @ a beside NumPy's, and a.T @ b
+    python bench/bench_gemm.py --set layer                # x @ w.T, row-major, with few rows of x
     python bench/bench_gemm.py --core-types SkylakeX Zen  # SciPy also with forced OpenBLAS kernels
 
 SciPy runs as it does without variables such as OPENBLAS_CORETYPE: where one is set, the script
@@ -49,6 +50,8 @@ SMALL = (2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192)
 MOST_RUNS = 100_000  # of a block, which small products fill, too
 SLOWER, MICROSECONDS = 1.05, 2.0  # what a call may take: so many times SciPy's time, and so much
 GRAM = ((2000, 100), (300, 20_000))  # n and k beside the squares
+LAYER = (3351, 2909)  # of weights; their product with x is that of their transpose, column-major
+ROWS = (8, 16, 32, 64, 100, 128)  # of x
 SKINNY = ((37, 4096, 513), (4096, 37, 513), (4096, 4096, 32), (64, 64, 65536))
 
 
@@ -105,6 +108,8 @@ def cases(which: str, codes: str, sizes: list[int]) -> list[Case]:
         if which in {"skinny", "all"}:
             found += [Case(code, *shape) for shape in SKINNY]
             found.append(Case(code, 96, 96, 96, order="C", batch=200))
+        if which in {"layer", "all"}:
+            found += [Case(code, LAYER[0], rows, LAYER[1], "TN") for rows in ROWS]
         if which == "gram":
             shapes = [*((n, n) for n in sizes), *GRAM]
             found += [Case(code, n, n, k, "TN", "C", is_gram=True) for n, k in shapes]
@@ -268,7 +273,7 @@ def print_row(row: dict[str, Any]) -> None:
 def main() -> int:
     """Run the cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    sets = ("squares", "small", "ops", "beta", "skinny", "gram", "all")
+    sets = ("squares", "small", "ops", "beta", "skinny", "gram", "layer", "all")
     parser.add_argument("--set", default="squares", dest="which", choices=sets)
     parser.add_argument("--precisions", default="sdcz")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SQUARES))

@@ -74,7 +74,7 @@ FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often,
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 FEWEST_TURNED = {"s": 4, "d": 8, "c": 8, "z": 8}  # columns of B, with which C is turned: measured
-MOST_TURNED = 100  # and at most
+MOST_TURNED = {"s": 160, "d": 80, "c": 80, "z": 80}  # and at most
 TURNED_ROWS = 4  # times as many rows of A, at least
 TURNED_DEPTH = 256  # of K, at least: to store a micro-tile row by row takes as long as 40 steps
 LEAST_DEPTH = 384  # of a part of K, however deep slices are
@@ -239,7 +239,8 @@ class CpuPacked(KernelFamily):
         It is where A, of contiguous rows, would be packed for few columns of B.  Its rows become
         columns that are read where they lie, which costs nothing, and B is packed instead.
         """
-        few = FEWEST_TURNED[g.precision] <= g.n <= MOST_TURNED and g.m >= TURNED_ROWS * g.n
+        few = FEWEST_TURNED[g.precision] <= g.n <= MOST_TURNED[g.precision]
+        few = few and g.m >= TURNED_ROWS * g.n
         if not (few and g.trans_a and g.k >= TURNED_DEPTH) or g.triangle:
             return False
         return not cls.packs_b(_turned(g), config)
