@@ -33,10 +33,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree as ET
 
 import clgemm
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 TESTS = Path(__file__).parents[1]
 CORE = "numpy._core.tests.test_"
@@ -78,6 +81,12 @@ class Places:
         self._free: SimpleQueue[list[int]] = SimpleQueue()
         for first in range(0, count * share, share):
             self._free.put([cores[i % len(cores)] for i in range(first, first + share)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
 
     def submit(self, modules: list[str], *, under: bool, log: Path | None) -> Future[Run]:
         """Run a suite as soon as there is a place."""
@@ -209,8 +218,7 @@ def main() -> int:
     suites = [item for item in SUITES.items() if given.only in item[0]]
     if given.log:
         given.log.mkdir(parents=True, exist_ok=True)
-    places = Places(given.jobs)
-    with ThreadPoolExecutor(len(SUITES)) as waiting:
+    with Places(given.jobs) as places, ThreadPoolExecutor(len(SUITES)) as waiting:
         found = waiting.map(lambda item: compare(*item, places, given.log), suites)
         rows = [row for row in found if row is not None]
     if given.json:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
 import pytest
+from helpers import PATIENCE
 from interpose import suites
 
 from clgemm.runtime import machine_code
@@ -43,8 +45,8 @@ def test_what_differs_is_named(device, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CLGEMM_DEVICE", device.traits.platform)
-    with ThreadPoolExecutor(2) as pool:
-        row = suites.compare("a few", ["suite_of_a_few"], pool, tmp_path)
+    with suites.Places(2) as places:
+        row = suites.compare("a few", ["suite_of_a_few"], places, tmp_path)
     assert (row["tests"], row["passed"]) == (6, 4)
     (found,) = row["differing"]
     assert found.endswith("test_that_differs[0]: passed without clgemm, failure under it")
@@ -63,4 +65,25 @@ def test_a_package_that_is_missing_is_named(capsys):
 def test_a_suite_that_cannot_start_ends_the_command(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SystemExit, match="failed"):
-        suites.run(["numpy.linalg"], under=False)
+        suites.run(["numpy.linalg"], under=False, cores=[0])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_runs_side_by_side_have_cores_of_their_own(monkeypatch, count):
+    together, given = threading.Barrier(count, timeout=PATIENCE), []
+
+    def run(*_, cores, **__):
+        given.append(cores)
+        together.wait()
+
+    monkeypatch.setattr(suites, "run", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {8, 9, 10, 12})
+    with suites.Places(count) as places:
+        for future in [places.submit([], under=False, log=None) for _ in range(2 * count)]:
+            future.result()
+    first = [core for cores in given[:count] for core in cores]
+    assert set(first) <= {8, 9, 10, 12}
+    assert len(set(map(len, given))) == 1
+    if count <= 4:
+        assert sorted(first) == sorted(set(first)), "on two at once"
+    assert sorted(given[:count]) == sorted(given[count:]), "later runs have the same"
