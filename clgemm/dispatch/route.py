@@ -27,13 +27,13 @@ with 16 cores of a Xeon near here in fp32, copies and threads that wake up inclu
 
 TIE = 0.92
 """Of the host's predicted time, that the device may take: both predictions err."""
-LONGEST = 2e-2
-"""Seconds of either side beyond which predictions err little: the faster one computes."""
 WORTH = 0.75
 """The same for a CPU device's short products, of which the host's times are the least regular."""
 COPIED = 0.85
 """The same for devices with a memory of their own: the least of a few times is measured, and copies
 mostly take longer, since their threads have to wake up."""
+LONGEST = 2e-2
+"""Seconds of either side beyond which predictions err little: the faster one computes."""
 SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
 
 

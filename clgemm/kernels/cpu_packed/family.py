@@ -246,6 +246,7 @@ class CpuPacked(KernelFamily):
         return not cls.packs_b(_turned(g), config)
 
     def _seen(self, g: Gemm, config: Config) -> Gemm:
+        """Return the problem as the micro-kernel has it."""
         return _turned(g) if self.is_turned(g, config) else g
 
     @staticmethod

@@ -36,6 +36,7 @@
 #ifndef TURNED
 #define TURNED 0  // 1: C is stored row by row
 #endif
+// Where an element of C lies, from its first one.
 #if TURNED
 #define C_AT(i, j, ldc) ((i) * (ldc) + (j))
 #else
@@ -101,11 +102,12 @@ DEFINE_UPDATE(update_4, 4, COLUMNS)
 DEFINE_UPDATE(update_right_4, 4, NARROW_N * CE)
 #endif
 
-#define UPDATE(mv)                                                  \
-    {                                                               \
-        if (nr > NARROW_N)                                          \
+// Runs the kernel of mv vectors, and of as many columns as it takes.
+#define UPDATE(mv)                                                          \
+    {                                                                       \
+        if (nr > NARROW_N)                                                  \
             CAT(update_, mv)(depth, a, step_a, columns, step_b, acc);       \
-        else                                                        \
+        else                                                                \
             CAT(update_right_, mv)(depth, a, step_a, columns, step_b, acc); \
     }
 
