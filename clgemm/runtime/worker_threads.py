@@ -119,8 +119,11 @@ class WorkerThreads:
         self.left = -1
 
     def holder(self) -> Holder:
-        """Return what has the caller's next thread begin on the core that these have left."""
-        return Holder(self.left)
+        """Return what has the caller's next thread begin on the caller's core.
+
+        That is the one that these have left, but for calls of several threads at once.
+        """
+        return Holder(self._core())
 
     def _leave(self, core: int) -> None:
         others = os.sched_getaffinity(0) - {core}
@@ -143,7 +146,7 @@ class Holder:
     Parameters
     ----------
     core : int
-        The core; -1 for any.
+        The core; -1 if it is not known.
     """
 
     def __init__(self, core: int) -> None:

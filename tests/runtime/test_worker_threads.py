@@ -176,7 +176,7 @@ def test_a_thread_that_waits_begins_on_the_caller_s_core(monkeypatch, cores, pla
 
     monkeypatch.setattr(Holder, "release", noting)
     workers = WorkerThreads(())
-    workers.left = core
+    workers._core = lambda: core
     interrupt.wait(event, lambda: None, (), workers.holder())
     assert at_first == [("clgemm wait", {core})]
     assert event.cores == cores
