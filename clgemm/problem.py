@@ -192,9 +192,12 @@ class Gemm(NamedTuple):
 
     @property
     def operand_bytes(self) -> int:
-        """Bytes of the three operands without gaps; a stack of one matrix repeated counts once."""
+        """Bytes of the three operands without gaps; a stack of one matrix repeated counts once.
+
+        So does the matrix of a Gram product.
+        """
         a = self.m * self.k * (self.batch if self.stride_a else 1)
-        b = self.k * self.n * (self.batch if self.stride_b else 1)
+        b = 0 if self.triangle else self.k * self.n * (self.batch if self.stride_b else 1)
         return (a + b + self.m * self.n * self.batch) * ELEMENTS[self.precision].itemsize
 
     def block(self, batch: int, m: int, n: int, k: int) -> Gemm:

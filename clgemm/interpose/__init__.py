@@ -4,6 +4,6 @@
 `slots` finds and checks the places that hold their addresses, `entries` knows names, `stub` is the
 machine code that these places point to, `callbacks` computes what it shows to Python: `arguments`
 reads what is asked for, `decisions` tells what is shown and where it is computed, and `triangles`
-merges what is a part of C.  `later` raises what was raised
-meanwhile, and `account` adds up.  `imports` looks at modules that are imported later.
+writes what is a part of C.  `later` raises what was raised meanwhile, and `account` adds up.
+`imports` looks at modules that are imported later.
 """

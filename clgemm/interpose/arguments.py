@@ -22,8 +22,8 @@ _POINTERS = frozenset("abc")
 _NUMBERS = frozenset({"alpha", "beta"})
 _OPTIONS = frozenset({"order", "uplo", "trans_a", "trans_b"})
 
-Part = Literal["whole", "lower", "upper"]
-"""What is written of C."""
+Part = Literal["whole", "lower", "upper", "mirrored"]
+"""What is written of C.  If its caller mirrors a triangle, that is all of C, or that triangle."""
 _PARTS: dict[str | None, Part] = {"": "whole", "L": "lower", "U": "upper"}
 _OTHER: dict[Part, Part] = {"whole": "whole", "lower": "upper", "upper": "lower"}
 _PARAMETERS = "order uplo trans_a trans_b m n k alpha a lda b ldb beta c ldc".split()  # noqa: SIM905
@@ -49,7 +49,7 @@ class Product(NamedTuple):
     ldb: int
     ldc: int
     part: Part
-    """The triangle of C that is written, its diagonal included, or all of it."""
+    """What is written of C: all of it, or a triangle with its diagonal."""
     is_hermitian: bool
     """Whether C's diagonal is real, whatever its memory holds."""
     alpha: complex

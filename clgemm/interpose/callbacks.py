@@ -9,6 +9,7 @@ import logging
 import time
 from ctypes import c_int64
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from clgemm.problem import Call
 from clgemm.runtime import reentry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from numpy.typing import NDArray
 
@@ -132,11 +133,13 @@ class Callback:
         Called when the device was opened: thresholds depend on it.
     calls_alone : bool
         Whether its callers are known to have no threads of their own inside a BLAS meanwhile.
+    mirrors : bool
+        Whether its callers are known to copy a triangle that is asked for to the other one.
     """
 
     def __init__(
         self, entry: Entry, cell: stub.Cell, tally: Tally, reasons: Reasons,
-        opened: Callable[[], object], *, calls_alone: bool,
+        opened: Callable[[], object], *, calls_alone: bool, mirrors: bool = False,
     ) -> None:  # fmt: skip
         self._has_opened = opened
         self._tally = tally
@@ -145,9 +148,11 @@ class Callback:
         self._reader = Reader(entry)
         self._reasons = reasons
         self._calls_alone = calls_alone
+        self._mirrors = mirrors
         self._multiplications = entry.precision.multiplications
         self._unknown: set[int] = set()
         self._left = _Left(cell)
+        self._decided_by: Hashable = None
 
         def shown(block: int) -> None:
             try:
@@ -159,8 +164,16 @@ class Callback:
         later.callback(shown)
 
     def set_least(self, product: int) -> None:
-        """Change the m * n * k up to which calls are small, and look at all larger ones anew."""
-        self._left.forget()
+        """Change the m * n * k up to which calls are small.
+
+        Larger ones are looked at anew if that, the modes or the engine's decisions are others now.
+        """
+        engine = engines.opened()
+        decided = None if engine is None else (ref(engine), engine.forgotten)
+        decided_by = product, settings.modes(), decided
+        if decided_by != self._decided_by:
+            self._decided_by = decided_by
+            self._left.forget()
         self._cell.set_least(product)
 
     def left(self) -> tuple[int, int]:
@@ -179,6 +192,8 @@ class Callback:
         product = self._reader.read(block + stub.REGISTERS, stack)
         if product is None or product.alpha == 0:
             return
+        if self._mirrors and product.part != "whole" and product.beta == 0:
+            product = product._replace(part="mirrored")
         done = c_int64.from_address(block)
         seconds, instead = self._on_device(product, done) or (None, None)
         flops = product.flops(self._multiplications)
@@ -300,7 +315,7 @@ def _run(engine: Engine, decision: Decision, x: Product, call: Call, done: c_int
     """
     saved = call.c.copy(order="F") if x.beta != 0 else None
     try:
-        if x.part == "whole":
+        if x.part in ("whole", "mirrored"):
             engine.run(decision, call)
         else:
             triangles.multiply(engine, decision, x, call)

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from clgemm.interpose.arguments import Product
     from clgemm.problem import Call, Precision
 
-SHOWN_SECONDS = 1.5e-4
-"""That a call on the device takes besides: on a Zen 5 60 us among others, half to show it to Python
-and half to stop the threads of the program's own BLAS, and 300 after some milliseconds in which a
-program did something else, since threads sleep then and caches are cold."""
+SHOWN_SECONDS = 3e-4
+"""That a call on the device takes besides, after some milliseconds in which a program did something
+else: threads sleep then, and Python's and the product's data are out of the caches.  On a Zen 5;
+among other calls of its kind 60 us, half to show it to Python and half to stop the threads of the
+program's own BLAS."""
 NEARLY = 1.25  # times as long as the host: predictions err, and a trial may find the device faster
 _CUBES = tuple(
     Shape(n, n, n)
@@ -115,7 +116,7 @@ def decide(engine: Engine, kind: Hashable, x: Product, call: Call) -> Chosen | N
     Chosen or None
         None if the original is to compute.
     """
-    whole = call if x.part == "whole" else triangles.whole(call)
+    whole = triangles.whole(call) if x.part in ("lower", "upper") else call
     decision = engine.decide(whole, settings.modes(), engines.partners_of(engine))
     host, device = seconds(x, decision.route, call.c.itemsize)
     if decision.route.where != DEVICE or not _pays(x, host, device):
@@ -144,6 +145,7 @@ def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, flo
     mirrored = min(MIRRORED * x.n * x.n / 2, host / 2)
     size = x.n * x.n * itemsize
     merging = size / MERGE_RATE + (size / FRESH_RATE if size > triangles.MOST_KEPT else 0)
+    merging = 0.0 if x.part == "mirrored" else merging
     return host - mirrored if is_symmetric else HALF * host, device + merging
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OF_PYTHON = ("_multiarray_umath", "_fblas")
+_NUMPY = "_multiarray_umath"
+"""NumPy's products; of a matrix with its transpose, it asks for a triangle and mirrors it."""
+_OF_PYTHON = (_NUMPY, "_fblas")
 """Modules that only Python calls; others may be called by threads of compiled code."""
 PATIENCE = 10.0  # seconds that a fork waits for another thread that installs
 
@@ -47,6 +49,7 @@ class _Interposed:
             self.callback = Callback(
                 slot.entry, self.cell, self.tally, reasons, opened,
                 calls_alone=slot.path.name.startswith(_OF_PYTHON),
+                mirrors=slot.path.name.startswith(_NUMPY),
             )  # fmt: skip
             forks.keep_for_ever(self.callback.function)
 

@@ -5,15 +5,16 @@ original, with every argument where the caller has put it.  A large one is shown
 Python's first; unless that has computed it, it goes on to the original, too.  So whatever happens
 in Python, an exception at its first instruction included, the product is computed.
 
-A few sizes beyond the threshold may be told to the stub that are left to the original as well: to
-be shown takes some 8 us, and programs make thousands of calls of a few kinds.
+Some sizes beyond the threshold may be told to the stub that are left to the original as well: to be
+shown takes some 8 us, and 90 where other data has taken Python's place in the caches, and programs
+make thousands of calls of a few kinds.
 
 Functions that clgemm does not compute have a stub that counts, and no more.
 
 Only threads that Python knows are shown to it.  The threads of an OpenMP team are not, so no such
 thread waits for the interpreter's lock, which the team's first thread may hold.
 
-x86-64, System V ABI.  What a stub reads lies in a cell of 128 bytes on another page than its code.
+x86-64, System V ABI.  What a stub reads lies in a cell of 256 bytes on another page than its code.
 Neither is ever given back: a thread may be inside.
 """
 
@@ -29,13 +30,13 @@ from clgemm.runtime.machine_code import executable, memory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CELL_BYTES, CODE_BYTES = 128, 64  # of which either begins at a multiple
+CELL_BYTES, CODE_BYTES = 256, 64  # of which either begins at a multiple
 _CALLS, _LEAST, _ORIGINAL, _SHOWN, _THREAD_STATE, _RAISE, _SOON, _LEFT = range(0, 64, 8)
 """Where in a cell are: the count of calls, the product m * n * k up to which a call is small, the
 original's address, the function's of Python, and three of Python's own: what tells a thread's
 state, `PyObject_IsTrue`, and what has the main thread call it; `SIZES` times the product of larger
 calls that are left to the original, and behind each the count of these."""
-SIZES = 4
+SIZES = 12
 """Of calls that are left to the original, at most: they fill a cell."""
 NEVER = 2**63 - 1
 """A threshold that no product exceeds."""
@@ -92,18 +93,20 @@ _FRONT = (
     "F0 49 FF 03"  # lock inc qword [r11]     calls, of all threads
 )
 _ON = "41 FF 63 10"  # jmp [r11+16]     the original
-_COMPARE = (
-    "4D 3B 53 08"  # cmp r10, [r11+8]
-    "7F 04"  # jg large, over the next jump
-    "41 FF 63 10"  # small: jmp [r11+16]     the original
-) + "".join(
-    f"4D 3B 53 {size:02X}"  # cmp r10, [r11+size]
-    "75 09"  # jne over what follows
-    f"F0 49 FF 43 {size + 8:02X}"  # lock inc qword [r11+size+8]
+_LEAVE = "".join(
+    f"4D 3B 93 {size:02X} 00 00 00"  # cmp r10, [r11+size]
+    "75 0C"  # jne over what follows
+    f"F0 49 FF 83 {size + 8:02X} 00 00 00"  # lock inc qword [r11+size+8]
     "41 FF 63 10"  # jmp [r11+16]     the original
     for size in range(_LEFT, _LEFT + 16 * SIZES, 16)
 )
-_SMALL_AT, _LARGE_AT = 6, 10 + 15 * SIZES
+_COMPARE = (
+    "4D 3B 53 08"  # cmp r10, [r11+8]
+    "7F 09"  # jg over the next two jumps
+    "41 FF 63 10"  # small: jmp [r11+16]     the original
+    f"E9 {struct.pack('<i', 21 * SIZES).hex()}"  # large: jmp over _LEAVE
+) + _LEAVE
+_SMALL_AT, _LARGE_AT = 6, 10
 """Where in this jumps go that come before it: no product of more than 64 bits is left."""
 _LARGE = (
     "4C 8D 54 24 08"  # lea r10, [rsp+8]    behind the return address: arguments on the stack

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clgemm.streaming.copy_threads import CopyThreads
+    from clgemm.streaming.request import Write
 
 PAUSE = 50e-6  # seconds until the device is looked at again
 
@@ -70,8 +71,13 @@ def has_ended(event: cl.Event) -> bool:
 class BlockCopy:
     """One block on its way to a device buffer or back, in chunks that fit a staging buffer."""
 
-    def __init__(self, buffer: cl.Buffer, chunks: Sequence[Chunk], *, to_host: bool) -> None:
+    def __init__(
+        self, buffer: cl.Buffer, chunks: Sequence[Chunk], *, to_host: bool,
+        write: Write | None = None,
+    ) -> None:  # fmt: skip
         self.buffer = buffer
+        self.write = write
+        """Writes what comes back, if not all of it is copied."""
         self.chunks = chunks
         self.to_host = to_host
         self.to_enqueue = len(chunks)
@@ -111,7 +117,10 @@ class Job:
                 return
             try:
                 staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
-                np.copyto(*((x, staged) if self.copy.to_host else (staged, x)))
+                if self.copy.to_host:
+                    (self.copy.write or np.copyto)(x, staged)
+                else:
+                    np.copyto(staged, x)
                 self.is_done = True
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error

@@ -26,13 +26,13 @@ from clgemm.streaming.copies import chunks
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from clgemm.problem import Call, Gemm
+    from clgemm.problem import Gemm
     from clgemm.runtime.device import Device
-    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.runtime.opencl import cl
     from clgemm.streaming.beside import Piece
     from clgemm.streaming.copy_threads import CopyThreads
+    from clgemm.streaming.request import Request
     from clgemm.streaming.schedule import Block, Schedule
 
 MOST = 26 << 20
@@ -57,55 +57,59 @@ def uses_threads(nbytes: int) -> bool:
 class DirectCall:
     """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
 
-    The schedule has one product, and there is one runner; `stop` is set when nobody wants the
-    result.  After a copy all data is out of the caches, Python's own too, and each function here
-    takes some microseconds: so there is little of it.
+    The schedule has one product, and there is one runner.  After a copy all data is out of the
+    caches, Python's own too, and each function here takes some microseconds: so there is little of
+    it.
     """
 
     def __init__(
         self, device: Device, threads: CopyThreads, schedule: Schedule,
-        runners: dict[Gemm, KernelRunner], call: Call, buffers: list[cl.Buffer],
-        stop: Stop | None = None,
+        runners: dict[Gemm, KernelRunner], request: Request, buffers: list[cl.Buffer],
     ) -> None:  # fmt: skip
         self._device = device
         self._threads = threads
         self._beside: CopiesBeside | None = None
         self._schedule = schedule
         (self._runner,) = runners.values()
-        self._call = call
+        self._request = request
         self._buffers = buffers
-        self._stop = stop
         self._is_written = self._is_done = False
         self.is_idle = True
         """Whether no command can use the call's memory."""
 
     def run(self) -> None:
         """Compute."""
-        if self._stop is not None and self._stop.is_set():
+        call, stop, write = self._request
+        if stop is not None and stop.is_set():
             raise CancelledError
-        device, call, problem = self._device, self._call, self._schedule.problem
+        device, problem = self._device, self._schedule.problem
         queue, copy = device.queue, device.cl.enqueue_copy
-        a, b, c, *scratch = self._buffers
-        x, y = _in_order(call.a, trans=problem.trans_a), _in_order(call.b, trans=problem.trans_b)
+        is_shared = self._schedule.is_shared
+        a, *others = self._buffers
+        b, c, *scratch = (a, *others) if is_shared else others
+        sent = [(a, _in_order(call.a, trans=problem.trans_a))]
+        if not is_shared:
+            sent.append((b, _in_order(call.b, trans=problem.trans_b)))
         self.is_idle = False
         try:
-            if x.nbytes + y.nbytes >= SHARED:
-                self._send((a, x), (b, y))
+            if sum(x.nbytes for _, x in sent) >= SHARED:
+                self._send(*sent)
             else:
-                copy(queue, a, _dense(x), is_blocking=True)
-                copy(queue, b, _dense(y), is_blocking=True)
+                for buffer, x in sent:
+                    copy(queue, buffer, _dense(x), is_blocking=True)
             result = _in_order(call.c)
             if problem.reads_c:
                 copy(queue, c, _dense(result), is_blocking=True)
             values = call.alpha, call.beta, a, b, c, NO_OFFSETS
             state = LaunchState(device.context, queue, *scratch, pool=device.scratch)
             self._runner.enqueue(values, state, [], in_order=True)
-            dense = result if result.flags.c_contiguous else np.empty(result.shape, result.dtype)
+            fits = result.flags.c_contiguous and write is None
+            dense = result if fits else np.empty(result.shape, result.dtype)
             self._is_written = dense is result
             copy(queue, dense, c, is_blocking=True)
             if dense is not result:
                 self._is_written = True
-                result[...] = dense
+                (write or np.copyto)(result, dense)
             self._is_done = self.is_idle = True
         except BaseException:
             if self._beside is not None:

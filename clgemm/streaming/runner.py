@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm import settings
-from clgemm.host import blas as host_blas
 from clgemm.problem import ELEMENTS
 from clgemm.runtime.memory import is_short_of_memory
 from clgemm.runtime.reentry import WouldDeadlockError
 from clgemm.runtime.runner import Work
 from clgemm.streaming import direct
 from clgemm.streaming.direct import DirectCall
+from clgemm.streaming.request import Request
 from clgemm.streaming.schedule import OPERANDS, call_of, plan
 from clgemm.streaming.stream import StreamedCall
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.streaming.copy_threads import CopyThreads
+    from clgemm.streaming.request import Write
     from clgemm.streaming.schedule import Block, Schedule
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,12 @@ class StreamingRunner:
 
     def run(self, call: Call, stop: Stop | None = None) -> None:
         """Compute and wait; see `Runner.run`."""
-        self._run(self._problem, call, stop, room_of(self._device), HALVINGS)
+        self._run(self._problem, Request(call, stop), room_of(self._device), HALVINGS)
+
+    def write(self, call: Call, write: Write) -> None:
+        """Compute a call that does not read C, and have its results written by a function."""
+        request = Request(call, write=write)
+        self._run(self._problem, request, room_of(self._device), HALVINGS)
 
     def work(self) -> Work:
         """Say what a call does."""
@@ -123,27 +129,28 @@ class StreamingRunner:
             log.debug("%s in %d bytes: %s", problem, room, schedule and schedule.blocking)
         return self._schedules[key]
 
-    def _run(self, problem: Gemm, call: Call, stop: Stop | None, room: int, halvings: int) -> None:
+    def _run(self, problem: Gemm, request: Request, room: int, halvings: int) -> None:
         """Compute, with half the memory again and again if the device has less than it says."""
         try:
             plan = self._plan(problem, room) if halvings else None
         except WouldDeadlockError:  # nothing of this part of C is written yet
             plan = None
         if plan is None:
-            host_blas.gemm(call)
+            request.by_host()
             return
-        missing = self._copying(plan, call, stop, room)
+        missing = self._copying(plan, request, room)
         if not missing:
             return
         # Half of what was asked for, since the same would be asked for in half the room.
         room = min(room, sum(plan.sizes)) // 2
         log.info("%s is short of memory: trying with %d bytes", self._device, room)
         if missing == plan.schedule.results:
-            self._run(problem, call, stop, room, halvings - 1)
+            self._run(problem, request, room, halvings - 1)
             return
         for c in missing:
             part = problem.block(c.batch.size, c.rows.size, c.columns.size, problem.k)
-            self._run(part, call_of(c, call), stop, room, halvings - 1)
+            of_part = request._replace(call=call_of(c, request.call))
+            self._run(part, of_part, room, halvings - 1)
 
     def _plan(self, problem: Gemm, room: int) -> _Plan | None:
         """Return what computes a problem in so many bytes, made by the first call."""
@@ -165,7 +172,7 @@ class StreamingRunner:
             self._last = room, known
         return known
 
-    def _copying(self, plan: _Plan, call: Call, stop: Stop | None, room: int) -> list[Block]:
+    def _copying(self, plan: _Plan, request: Request, room: int) -> list[Block]:
         """Compute with copies; return the blocks of C that were not written for want of memory."""
         device, threads = self._device, self._threads
         schedule, runners = plan.schedule, plan.runners
@@ -177,12 +184,12 @@ class StreamingRunner:
         try:
             with device.memory.lease(plan.sizes, room, is_idle) as buffers:
                 if plan.whole_bytes <= direct.MOST:
-                    begun = DirectCall(device, threads, schedule, runners, call, buffers, stop)
+                    begun = DirectCall(device, threads, schedule, runners, request, buffers)
                     begun.run()
                 else:
                     with threads.in_use() as queues:
                         begun = StreamedCall(
-                            device, threads, queues, schedule, runners, call, buffers, stop
+                            device, threads, queues, schedule, runners, request, buffers
                         )
                         begun.run()
         except device.cl.Error as error:

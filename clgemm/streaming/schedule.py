@@ -4,7 +4,8 @@ Numbers only, no device.  C is divided along its rows and columns, the sum along
 its matrices; a `BlockProduct` multiplies a block of A by a block of B.  Blocks lie in slots of
 device memory, which they take in turn: while a kernel works on one, the next arrives in another.
 Where the memory holds all blocks they are resident: rows of A and columns of B then arrive in turn,
-and each that arrives is multiplied by all that are there.
+and each that arrives is multiplied by all that are there.  Of a Gram product, columns of B are rows
+of A, so the blocks of A serve as those of B.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from clgemm.problem import ELEMENTS, INTEGERS
+from clgemm.problem import ELEMENTS, GENERAL, INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,6 +132,21 @@ class Schedule:
     """Of each operand, unless it has fewer blocks."""
 
     @cached_property
+    def is_shared(self) -> bool:
+        """Whether the blocks of A are those of B, too: each is the other's transpose."""
+        m, n = self.blocking[1:3]
+        return self.problem.triangle != GENERAL and self.blocking.is_resident and m == n
+
+    @cached_property
+    def copied(self) -> tuple[Name, ...]:
+        """The operands that have blocks of their own."""
+        return ("a", "c") if self.is_shared else OPERANDS
+
+    def owner(self, name: Name) -> Name:
+        """Return the operand whose blocks serve as those of another one, or its own."""
+        return name if name in self.copied else "a"
+
+    @cached_property
     def products(self) -> tuple[BlockProduct, ...]:
         """The products, in the order in which they run."""
         return tuple(self._products())
@@ -142,9 +158,12 @@ class Schedule:
             of_b = batch if g.batch == 1 or g.stride_b else once
             for rows, columns in self._order():
                 for depth in _spans(g.k, self.blocking.k):
+                    a = Block("a", of_a, rows, depth)
                     yield BlockProduct(
-                        Block("a", of_a, rows, depth),
-                        Block("b", of_b, depth, columns),
+                        a,
+                        a._replace(rows=columns)
+                        if self.is_shared
+                        else Block("b", of_b, depth, columns),
                         Block("c", batch, rows, columns),
                         is_first=depth.start == 0,
                         is_last=depth.stop == g.k,
@@ -163,13 +182,19 @@ class Schedule:
     @cached_property
     def loads(self) -> dict[Name, tuple[Load, ...]]:
         """The blocks of each operand in the order in which they are needed."""
-        return {name: tuple(self._loads(name)) for name in OPERANDS}
+        found = {name: tuple(self._loads(name)) for name in self.copied}
+        return {name: found[self.owner(name)] for name in OPERANDS}
 
     def _loads(self, name: Name) -> Iterator[Load]:
         visits: list[tuple[Block, list[int]]] = []
         there: dict[Block, list[int]] = {}
-        for number, product in enumerate(self.products):
-            block = getattr(product, name)
+        blocks = (
+            (number, getattr(product, user))
+            for number, product in enumerate(self.products)
+            for user in OPERANDS
+            if self.owner(user) == name
+        )
+        for number, block in blocks:
             if not self.blocking.is_resident and visits and visits[-1][0] != block:
                 there.clear()
             if block not in there:
@@ -184,7 +209,7 @@ class Schedule:
     @cached_property
     def in_order(self) -> tuple[tuple[Name, Load], ...]:
         """All loads in the order in which they are needed."""
-        every = ((name, load) for name in OPERANDS for load in self.loads[name])
+        every = ((name, load) for name in self.copied for load in self.loads[name])
         return tuple(sorted(every, key=lambda x: x[1].first))
 
     @cached_property
@@ -214,23 +239,23 @@ class Schedule:
         itemsize = ELEMENTS[self.problem.precision].itemsize
         return [
             (name, self.sizes[name] * itemsize)
-            for name in OPERANDS
+            for name in self.copied
             for _ in range(self.slots_of(name))
         ]
 
     @cached_property
     def sizes(self) -> dict[Name, int]:
-        """Elements of the largest block of each operand."""
+        """Elements of the largest block of each operand that has its own."""
         g, (batch, m, n, k, *_) = self.problem, self.blocking
         return {
             "a": m * k * (batch if g.stride_a else 1),
-            "b": k * n * (batch if g.stride_b else 1),
+            "b": 0 if self.is_shared else k * n * (batch if g.stride_b else 1),
             "c": m * n * batch,
         }
 
     @cached_property
     def visits(self) -> dict[Name, int]:
-        """How many loads each operand has."""
+        """How many loads each operand has of its own."""
         g, (stacks, m, n, k) = self.problem, self.blocking.counts(self.problem)
         if self.blocking.is_resident:
             a, b = m, n
@@ -242,7 +267,7 @@ class Schedule:
         once = 1 if self.blocking.is_resident else stacks
         return {
             "a": a * (stacks if g.stride_a else once if a > 1 else 1),
-            "b": b * (stacks if g.stride_b else once if b > 1 else 1),
+            "b": 0 if self.is_shared else b * (stacks if g.stride_b else once if b > 1 else 1),
             "c": stacks * m * n,
         }
 
@@ -269,15 +294,16 @@ class Schedule:
         precision = ELEMENTS[g.precision]
         itemsize, rate = precision.itemsize, DOUBLE_RATE if precision.is_double else SINGLE_RATE
         count = prod(self.blocking.counts(g))
-        ups = [name for name in OPERANDS if name != "c" or g.reads_c]
+        ups = [name for name in self.copied if name != "c" or g.reads_c]
         first = sum(sizes[name] for name in ups) * itemsize / UP
         every = sum(sizes[name] * visits[name] for name in ups) * itemsize / UP
-        one = g.flops / count / rate + LAUNCH + sum(sizes.values()) * itemsize / DEVICE
+        half = 2 if g.triangle and count == 1 else 1
+        one = g.flops / count / rate / half + LAUNCH + sum(sizes.values()) * itemsize / DEVICE
         last = sizes["c"] * itemsize / DOWN
         if self.slots == 1:  # nothing overlaps
             return every + count * one + visits["c"] * last
         is_grid = self.blocking.is_resident and g.batch == 1
-        behind = one * (min(visits["a"], visits["b"]) if is_grid else 1)
+        behind = one * (min(visits[self.owner(x)] for x in ("a", "b")) if is_grid else 1)
         return max(
             every + behind + last, first + count * one + last, first + one + visits["c"] * last
         )

@@ -20,11 +20,11 @@ from clgemm.streaming.copies import BlockCopy, Copies, chunks, has_ended
 from clgemm.streaming.schedule import OPERANDS
 
 if TYPE_CHECKING:
-    from clgemm.problem import Call, Gemm
+    from clgemm.problem import Gemm
     from clgemm.runtime.device import Device
-    from clgemm.runtime.interrupt import Stop
     from clgemm.runtime.kernel_runner import KernelRunner
     from clgemm.streaming.copy_threads import CopyThreads
+    from clgemm.streaming.request import Request
     from clgemm.streaming.schedule import Block, Load, Name, Schedule
 
 CHUNKS = 12  # of all operands: a few for each thread
@@ -43,29 +43,29 @@ def chunk_bytes(size: int) -> int:
 class StreamedCall:
     """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
 
-    Runners compute each product in the schedule; `stop` is set when nobody wants the result.
+    Runners compute each product in the schedule.
     """
 
     def __init__(
         self, device: Device, threads: CopyThreads, queues: tuple[cl.CommandQueue, cl.CommandQueue],
-        schedule: Schedule, runners: dict[Gemm, KernelRunner], call: Call,
-        buffers: list[cl.Buffer], stop: Stop | None = None,
+        schedule: Schedule, runners: dict[Gemm, KernelRunner], request: Request,
+        buffers: list[cl.Buffer],
     ) -> None:  # fmt: skip
         self._queue = device.queue
         self._schedule = schedule
         self._runners = runners
-        self._call = call
-        self._stop = stop
+        self._call, self._stop, self._write = request
         names = [name for name, _ in schedule.buffers]
         self._slots: dict[Name, list[cl.Buffer]] = {
-            name: [x for x, owner in zip(buffers, names, strict=False) if owner == name]
+            name: [x for x, its in zip(buffers, names, strict=False) if its == schedule.owner(name)]
             for name in OPERANDS
         }
         scratch = buffers[len(names)] if len(buffers) > len(names) else None
         self._state = LaunchState(device.context, device.queue, scratch, pool=device.scratch)
         self._chunk_bytes = chunk_bytes(schedule.problem.operand_bytes)
         self._copies = Copies(threads, *queues)
-        self._arriving: dict[Name, list[BlockCopy | None]] = {name: [] for name in OPERANDS}
+        arriving: dict[Name, list[BlockCopy | None]] = {name: [] for name in schedule.copied}
+        self._arriving = {name: arriving[schedule.owner(name)] for name in OPERANDS}
         self._leaving: list[BlockCopy] = []
         self._loaded = 0
         self._launched: list[cl.Event] = []
@@ -156,7 +156,8 @@ class StreamedCall:
         trans = {"a": problem.trans_a, "b": problem.trans_b, "c": False}[name]
         x = x if trans else x.swapaxes(1, 2)
         found = list(chunks(x, self._chunk_bytes))
-        return BlockCopy(self._slots[name][load.slot], found, to_host=to_host)
+        slot = self._slots[name][load.slot]
+        return BlockCopy(slot, found, to_host=to_host, write=self._write)
 
     def _launch(self) -> bool:
         """Launch the next products, as far as their blocks are on their way."""

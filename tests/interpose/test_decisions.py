@@ -78,7 +78,7 @@ def test_all_that_the_engine_would_give_to_the_device_is_shown(opened, start, un
 
 
 def test_what_may_be_tried_is_shown_too(opened):
-    times = Times(start=1.2e-3)  # a cube of 384 takes 1.13 ms on the host
+    times = Times(start=1.05e-3)  # a cube of 384 takes 1.13 ms on the host
     opened(times)
     before = least()
     opened(times, tries=True)

@@ -112,6 +112,7 @@ def test_idle_threads_are_left_alone_where_compiled_code_may_call(restored):
             if known.callback is not None:
                 name = known.slot.path.name.split(".")[0]
                 found.setdefault(name, set()).add(known.callback._calls_alone)
+                assert known.callback._mirrors == (name == "_multiarray_umath")
     expected = {"_multiarray_umath": True, "_fblas": True, "cython_blas": False}
     seen = {name: {alone} for name, alone in expected.items() if name in found}
     assert seen, "none of them calls a BLAS that can be interposed"

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers import PATIENCE, pairwise
+from layouts import separate
 
 import clgemm
+from clgemm.dispatch import engines
 from clgemm.dispatch.route import Route
 from clgemm.interpose import callbacks, decisions, slots, stub, triangles
 from clgemm.interpose.account import Tally
@@ -21,6 +23,7 @@ from clgemm.interpose.entries import ARGUMENTS, Entry
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import forks, machine_code, registry
 from clgemm.runtime.mappings import Mappings
+from clgemm.streaming import direct, stream
 from clgemm.tuning.measure.verify import random_matrix
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +52,7 @@ def library():
 class Function:
     """A function of a BLAS, and the same behind a stub."""
 
-    def __init__(self, library, name, form):
+    def __init__(self, library, name, form, *, mirrors=False):
         blas, pattern = library
         plain = f"cblas_{name}" if form == "cblas" else f"{name}_"
         self.name = pattern.format(plain)
@@ -62,8 +65,9 @@ class Function:
         self.direct.restype = None
         self.cell, self.tally, self.reasons = stub.cell(), Tally(), Reasons()
         callback = self.callback = Callback(
-            self.entry, self.cell, self.tally, self.reasons, lambda: None, calls_alone=True
-        )
+            self.entry, self.cell, self.tally, self.reasons, lambda: None, calls_alone=True,
+            mirrors=mirrors,
+        )  # fmt: skip
         forks.keep_for_ever(callback.function)
         original = stub.address_of(self.direct)
         self.cell.fill(original, stub.address_of(callback.function), 1)
@@ -195,6 +199,55 @@ def test_c_is_not_read_if_beta_is_0(device, library, rng, name):
     assert np.array_equal(np.isnan(call["c"].T), ~np.tri(N, dtype=bool))
 
 
+@pytest.mark.parametrize("most", [0, 1 << 30])
+@pytest.mark.parametrize(("order", "uplo"), list(itertools.product(["row", "column"], "UL")))
+@pytest.mark.parametrize("name", ["ssyrk", "cherk", "dgemmt"])
+def test_threads_that_copy_write_one_triangle(
+    device, library, rng, monkeypatch, name, order, uplo, most
+):
+    """Where the device has a memory of its own, whatever parts C comes back in."""
+    if not device.traits.has(PRECISIONS[name[0]]):
+        pytest.skip("this device has no double precision")
+    monkeypatch.setattr(direct, "MOST", most)
+    monkeypatch.setattr(triangles, "WIDE_PANEL", 8)
+    monkeypatch.setattr(triangles, "merge", lambda *_: pytest.fail("it is merged"))
+    for chunk in (100, 1000, 1 << 20):
+        monkeypatch.setattr(stream, "SMALL_CHUNK", chunk)
+        function = Function(library, name, "cblas")
+        call = given(rng, function, order, uplo, "N", "T", 3, 1.0, 0.0)
+        want, got = computed(library, function, "cblas", call), call["c"].copy()
+        with registry.using(separate(device)):
+            function.interposed(*function.arguments(call | {"c": got}))
+        assert function.on_device() == 1, function.reasons.all()
+        untouched = (want == call["c"]) | np.isnan(want)
+        np.testing.assert_array_equal(got[untouched], call["c"][untouched])
+        assert np.nanmax(np.abs(got - want)) <= 50 * K * PRECISIONS[name[0]].eps
+        if name == "cherk":
+            assert (np.diagonal(got[:N, :N]).imag == 0).all()
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("uplo", "UL")
+def test_where_the_caller_mirrors_all_of_c_is_written(
+    device, library, rng, monkeypatch, uplo, beta
+):
+    """As NumPy does, with what it asks syrk for: so nothing is merged."""
+    function = Function(library, "ssyrk", "cblas", mirrors=True)
+    call = given(rng, function, "row", uplo, "N", "N", 2, 1.0, beta)
+    want, got = computed(library, function, "cblas", call), call["c"].copy()
+    merge, merged = triangles.merge, []
+    monkeypatch.setattr(triangles, "merge", lambda *x: merged.append(merge(*x)))
+    with registry.using(device):
+        function.interposed(*function.arguments(call | {"c": got}))
+    assert function.on_device() == 1
+    triangle = np.tri(N, dtype=bool) if uplo == "L" else np.tri(N, dtype=bool).T
+    if beta == 0:
+        want[:, :N] = np.where(triangle, want[:, :N], want[:, :N].T)
+    assert len(merged) == (beta != 0)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    assert np.nanmax(np.abs(got - want)) <= 50 * K * PRECISIONS["s"].eps
+
+
 @pytest.mark.parametrize("alpha", [2.0, 1j])
 def test_a_matrix_times_its_conjugate_is_hermitian_for_a_real_alpha_only(
     device, library, rng, alpha
@@ -264,6 +317,44 @@ def test_a_size_that_the_host_computes_again_and_again_is_not_shown(device, libr
     assert function.callback.left() == (6, 6 * 2 * M * N * K)
 
 
+def test_what_is_left_stays_so_as_long_as_nothing_it_was_decided_by_changes(device, library, rng):
+    function = Function(library, "sgemm", "cblas")
+    call = given(rng, function, "row", "L", "N", "N", 0, 1.0, 0.0)
+
+    def times(count):
+        with registry.using(device), clgemm.settings.using(route="host"):
+            for _ in range(count):
+                function.interposed(*function.arguments(call))
+
+    def set_least(least, route):
+        with registry.using(device), clgemm.settings.using(route=route):
+            function.callback.set_least(least)
+
+    def left():
+        before = function.callback.left()[0]
+        times(1)
+        return function.callback.left()[0] > before
+
+    set_least(1, "host")
+    assert not left()
+    times(callbacks.LEFT_AFTER)
+    for same in (lambda: None, lambda: set_least(1, "host"), lambda: set_least(1, "host")):
+        same()
+        assert left()
+
+    def decide_anew():
+        with registry.using(device):
+            engines.of(device).forget()
+        set_least(1, "host")
+
+    others = (lambda: set_least(2, "host"), lambda: set_least(2, "auto"), decide_anew)
+    for other in others:
+        times(1 + callbacks.LEFT_AFTER)
+        assert left()
+        other()
+        assert not left()
+
+
 class Cell:
     """What a stub would read and count."""
 
@@ -297,19 +388,21 @@ def test_a_few_sizes_in_turn_are_left(calls):
     for _ in range(callbacks.LEFT_AFTER):
         for size in range(1, stub.SIZES + 1):
             calls.make(size)
-    assert calls.cell.sizes == [1, 2, 3, 4]
-    for size in range(1, stub.SIZES + 1):
+    sizes = list(range(1, stub.SIZES + 1))
+    assert calls.cell.sizes == sizes
+    for size in sizes:
         calls.make(size, size)
-    assert calls.left.sums() == (10, 10 * (1 + 4 + 9 + 16))
+    assert calls.left.sums() == (sum(sizes), 10 * sum(size**2 for size in sizes))
 
 
 def test_sizes_that_come_again_are_left_again(calls):
     """What was left before keeps its count and its operations."""
-    for sizes in ((1, 2, 3, 4), (5, 6, 7, 8), (1, 2, 3, 4)):
+    first, others = (list(range(x + 1, x + 1 + stub.SIZES)) for x in (0, stub.SIZES))
+    for sizes in (first, others, first):
         for size in sizes:
             calls.make(size, callbacks.LEFT_AFTER + 2)
-        assert calls.cell.sizes == list(sizes)
-    assert calls.left.sums() == (24, 20 * (2 * 10 + 26))
+        assert calls.cell.sizes == sizes
+    assert calls.left.sums() == (6 * stub.SIZES, 20 * (2 * sum(first) + sum(others)))
 
 
 def test_a_size_that_the_device_computes_is_not_left_whatever_else_is(calls):
@@ -318,7 +411,7 @@ def test_a_size_that_the_device_computes_is_not_left_whatever_else_is(calls):
         calls.make(size)
     calls.make(7, 3 * callbacks.LEFT_AFTER)
     calls.make(9, callbacks.LEFT_AFTER)
-    assert calls.cell.sizes == [9, 0, 0, 0]
+    assert calls.cell.sizes == [9] + [0] * (stub.SIZES - 1)
 
 
 @pytest.mark.parametrize("beta", [0.0, 2.0])
@@ -330,13 +423,15 @@ def test_the_blas_computes_a_triangle_where_the_device_fails(
     call = given(rng, function, "column", "U", "N", "N", 2, 1.0, beta)
     want = call["c"].copy()
     function.direct(*function.arguments(call | {"c": want}))
-    merge, run = triangles.merge, callbacks.engines.Engine.run
+    target = (callbacks.engines.Engine, "run") if where == "computed" else (triangles, "merge")
+    if where == "merged" and beta == 0 and not device.traits.unified_memory:
+        target = triangles.Triangle, "__call__"
+    real = getattr(*target)
 
     def failing(*arguments):
-        (run if where == "computed" else merge)(*arguments)
+        real(*arguments)
         raise MemoryError("no more of it")
 
-    target = (callbacks.engines.Engine, "run") if where == "computed" else (triangles, "merge")
     monkeypatch.setattr(*target, failing)
     with registry.using(device):
         function.interposed(*function.arguments(call))
@@ -390,7 +485,8 @@ def test_a_triangle_goes_to_the_device_where_that_takes_less_time_with_it():
     for routine in ("herk", "gemmt"):
         assert not pays(product("upper", routine), 10e-3, 7e-3)
         assert pays(product("upper", routine), 10e-3, 4e-3)
-    assert not pays(product("lower"), 10e-3, 9e-3, itemsize=16)  # and 1.6 ms for the triangle
+    assert not pays(product("lower"), 10e-3, 8e-3, itemsize=16)  # and 1.6 ms for the triangle
+    assert pays(product("mirrored"), 10e-3, 8e-3, itemsize=16)  # which nobody merges
     assert pays(product("lower"), None, None)  # the device is wanted
     shown = decisions.SHOWN_SECONDS
     assert not pays(product("whole", "gemm"), 1e-3, 1e-3 - 0.9 * shown)

@@ -140,7 +140,7 @@ def test_all_sizes_that_are_left_are_told_apart(paths):
     for number in range(stub.SIZES):
         for _ in range(number + 1):
             call(10, 10, number + 1)
-    assert [call.cell.left_calls(x) for x in range(stub.SIZES)] == [1, 2, 3, 4]
+    assert [call.cell.left_calls(x) for x in range(stub.SIZES)] == [*range(1, stub.SIZES + 1)]
     assert call.shown == []
     call(10, 10, stub.SIZES + 1)
     assert len(call.shown) == 1

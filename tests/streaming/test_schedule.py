@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from clgemm.problem import PRECISIONS, Gemm
+from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Gemm
 from clgemm.streaming.schedule import OPERANDS, SLOTS, Blocking, Schedule, plan
 
 MB = 1 << 20
@@ -154,6 +154,47 @@ def test_what_is_there_is_multiplied_before_more_is_needed():
         columns.add(product.b.columns)
         assert len(rows) * len(columns) - number <= max(len(rows), len(columns))
         assert abs(len(rows) / 4 - len(columns) / 6) <= 1 / 4
+
+
+GRAM = gemm(5000, 5000, 3000, trans="a")._replace(triangle=SYMMETRIC)
+
+
+@pytest.mark.parametrize("g", [
+    GRAM, gemm(700, 700, 90, "z", trans="b")._replace(triangle=HERMITIAN),
+    gemm(60, 60, 50, "c", batch=7, trans="a")._replace(triangle=SYMMETRIC),
+])  # fmt: skip
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_matrix_of_a_gram_product_is_copied_once(g, whole):
+    """Its blocks lie where those of B are looked for."""
+    schedule = plan(g, 1 << 40, 1 << 40, scratch, whole=whole)
+    assert schedule.is_shared
+    assert (len(schedule.products) == 1) == (whole or g is not GRAM)
+    assert [name for name, _ in schedule.in_order if name == "b"] == []
+    moved = sum(load.block.size for _, load in schedule.in_order)
+    assert moved * PRECISIONS[g.precision].itemsize == g.operand_bytes
+    assert sum(size for _, size in schedule.buffers) >= g.operand_bytes
+    assert "b" not in dict(schedule.buffers)
+    done = np.zeros((g.batch, g.m, g.n), np.int8)
+    for number, product in enumerate(schedule.products):
+        uses = schedule.uses[number]
+        a, b, c = (schedule.loads[name][uses[name]] for name in OPERANDS)
+        assert (a.block, b.block) == (product.a, product.b)
+        assert max(a.first, b.first) <= number <= min(a.last, b.last)
+        assert (a.block.rows, b.block.rows) == (c.block.rows, c.block.columns)
+        done[tuple(slice(*span) for span in (c.block.batch, c.block.rows, c.block.columns))] += 1
+    assert (done == 1).all()
+
+
+@pytest.mark.parametrize("blocking", [
+    Blocking(1, 256, 300, 300, is_resident=True), Blocking(1, 256, 256, 300),
+    Blocking(1, 256, 256, 100),
+])  # fmt: skip
+def test_blocks_that_differ_or_do_not_stay_are_copied_for_each_operand(blocking):
+    g = gemm(700, 700, 300, trans="a")._replace(triangle=SYMMETRIC)
+    schedule = Schedule(g, blocking)
+    assert not schedule.is_shared
+    assert schedule.visits["b"] > 0
+    assert (covered(schedule) == g.k).all()
 
 
 def test_what_does_not_fit_is_read_again_as_rarely_as_can_be():

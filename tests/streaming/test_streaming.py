@@ -33,8 +33,9 @@ from clgemm.problem import PRECISIONS, Call, describe
 from clgemm.runtime import ending, reentry, registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import cl, load
-from clgemm.streaming import copies, copy_threads, direct, stream
+from clgemm.streaming import copies, copy_threads, direct, runner, stream
 from clgemm.streaming.runner import StreamingRunner
+from clgemm.streaming.schedule import Blocking, Schedule
 from clgemm.streaming.staging import StagingBuffer
 from clgemm.tuning.measure.verify import random_matrix
 
@@ -111,7 +112,7 @@ def test_conjugated_operands_in_blocks(apart, code, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("code", "sz")
-@pytest.mark.parametrize("room", [150 * KB, 1 << 30])
+@pytest.mark.parametrize("room", [150 * KB, 1 << 20, 1 << 30])
 def test_gram_products_in_blocks(apart, code, room, rng, monkeypatch):
     """Only whole ones are mirrored: blocks of C beside the diagonal are general products."""
     limit(monkeypatch, room)
@@ -124,6 +125,63 @@ def test_gram_products_in_blocks(apart, code, room, rng, monkeypatch):
                 if room == 1 << 30 and apart.traits.kind == "cpu":  # on GPUs it is too small
                     np.testing.assert_array_equal(c, c.T)
     assert 0 < apart.memory.peak <= room
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+@pytest.mark.parametrize("how", ["plain", "gaps"])
+def test_the_matrix_of_a_gram_product_arrives_once(apart, rng, monkeypatch, most, how):
+    monkeypatch.setattr(direct, "MOST", most)
+    a = rng.standard_normal((90, 150)).astype(np.float32)
+    x = a if how == "plain" else np.pad(a, 5)[5:-5, 5:-5]
+    sent, send = [], cl.enqueue_copy
+
+    def counting(queue, to, source, **options):
+        if isinstance(to, cl.Buffer):
+            sent.append(source.nbytes)
+        return send(queue, to, source, **options)
+
+    for module in (cl, apart.cl):
+        monkeypatch.setattr(module, "enqueue_copy", counting)
+    c = np.full((150, 150), np.nan, a.dtype)
+    check(apart, "s", x.T, x, c)
+    assert sum(sent) == a.nbytes
+    np.testing.assert_array_equal(c, c.T)
+    for count in (2, 3):  # of blocks along each axis
+        g = describe(*Call(1.0, x.T, x, 0.0, c).operands, c.T, reads_c=False, is_gram=True)
+        size = -(-150 // count)
+        divided = Schedule(g, Blocking(1, size, size, 90, is_resident=True))
+        monkeypatch.setattr(runner, "plan", lambda *_, divided=divided, **__: divided)
+        engines.of(apart).forget()
+        sent.clear()
+        check(apart, "s", x.T, x, c)
+        assert most or sum(sent) == a.nbytes
+    engines.of(apart).forget()
+
+
+@pytest.mark.parametrize("room", [40 * KB, 150 * KB, 1 << 30])
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_results_may_be_written_by_a_function(apart, rng, monkeypatch, room, most):
+    """Also where blocks are computed anew, and by the host."""
+    limit(monkeypatch, room)
+    monkeypatch.setattr(direct, "MOST", most)
+    a, b, c = operands(rng)
+    c = np.asfortranarray(c)
+    call, seen = Call(1.5, a, b, 0.0, c), np.zeros(c.shape, int, order="F")
+
+    def write(to, values):
+        place = (to.ctypes.data - c.ctypes.data) // c.itemsize
+        column, row = divmod(place, len(c))
+        to, values = (x.reshape(-1, x.shape[-1]) for x in (to, values))
+        seen[row : row + to.shape[1], column : column + len(to)] += 1
+        to[...] = -values
+
+    problem = describe(*call.operands, c, reads_c=False)
+    engine = engines.of(apart)
+    streaming = StreamingRunner(apart, engine.threads, problem, engine.build)
+    want, size = reference.gemm(-1.5, a, b, 0.0, c)
+    streaming.write(call, write)
+    assert (seen == 1).all()
+    reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS["s"].eps)
 
 
 @pytest.mark.parametrize("room", [30 * KB, 200 * KB, 1 << 30])
