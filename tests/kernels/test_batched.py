@@ -117,6 +117,20 @@ def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):
 
 
 @pytest.mark.parametrize(
+    ("m", "n", "in_real", "in_complex"),
+    [
+        (31, 31, True, True), (32, 32, False, False), (33, 18, True, False),
+        (8, 64, True, False), (64, 14, True, False), (64, 15, False, False), (65, 4, False, False),
+    ],
+)  # fmt: skip
+def test_claims_less_beside_tensor_cores_of_double_precision(m, n, in_real, in_complex):
+    for code, claimed in (("d", in_real), ("z", in_complex)):
+        g = gemm(m, n, 30)._replace(precision=code)
+        assert FAMILY.claims(TRAITS, g) is claimed
+        assert FAMILY.claims(replace(TRAITS, compute_capability=(7, 5)), g) is (max(m, n) <= 64)
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [({"ITEMS": 2048}, "device can run"), ({"LOCAL_KB": 64}, "local memory"),
      ({"MR": 16, "NR": 16}, "registers")],
