@@ -23,7 +23,8 @@ from clgemm.interpose.entries import ARGUMENTS, Entry
 from clgemm.problem import PRECISIONS
 from clgemm.runtime import forks, machine_code, registry
 from clgemm.runtime.mappings import Mappings
-from clgemm.streaming import direct, stream
+from clgemm.streaming import direct, runner, stream
+from clgemm.streaming.schedule import Blocking, Schedule
 from clgemm.tuning.measure.verify import random_matrix
 
 pytestmark = pytest.mark.skipif(
@@ -211,11 +212,19 @@ def test_threads_that_copy_write_one_triangle(
     monkeypatch.setattr(direct, "MOST", most)
     monkeypatch.setattr(triangles, "WIDE_PANEL", 8)
     monkeypatch.setattr(triangles, "merge", lambda *_: pytest.fail("it is merged"))
+    undivided = runner.plan
+
+    def divided(problem, *arguments, **options):
+        half = Blocking(1, -(-problem.m // 2), -(-problem.n // 2), problem.k, is_resident=True)
+        return undivided(problem, *arguments, **options) if most else Schedule(problem, half)
+
+    monkeypatch.setattr(runner, "plan", divided)
     for chunk in (100, 1000, 1 << 20):
         monkeypatch.setattr(stream, "SMALL_CHUNK", chunk)
         function = Function(library, name, "cblas")
         call = given(rng, function, order, uplo, "N", "T", 3, 1.0, 0.0)
         want, got = computed(library, function, "cblas", call), call["c"].copy()
+        engines.of(separate(device)).forget()
         with registry.using(separate(device)):
             function.interposed(*function.arguments(call | {"c": got}))
         assert function.on_device() == 1, function.reasons.all()
@@ -224,6 +233,19 @@ def test_threads_that_copy_write_one_triangle(
         assert np.nanmax(np.abs(got - want)) <= 50 * K * PRECISIONS[name[0]].eps
         if name == "cherk":
             assert (np.diagonal(got[:N, :N]).imag == 0).all()
+
+
+def test_a_hermitian_diagonal_that_threads_copy_is_real(device, library, rng, monkeypatch):
+    """Whatever a kernel rounds to."""
+    write = triangles.Triangle.__call__
+    monkeypatch.setattr(triangles.Triangle, "__call__", lambda self, to, x: write(self, to, x + 1j))
+    function = Function(library, "cherk", "cblas")
+    call = given(rng, function, "column", "L", "N", "N", 0, 1.0, 0.0)
+    with registry.using(separate(device)):
+        function.interposed(*function.arguments(call))
+    assert function.on_device() == 1
+    assert (np.diagonal(call["c"]).imag == 0).all()
+    assert (call["c"].T[np.tri(N, k=-1, dtype=bool)].imag != 0).any()
 
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
