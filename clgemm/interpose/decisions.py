@@ -118,14 +118,15 @@ def decide(engine: Engine, kind: Hashable, x: Product, call: Call) -> Chosen | N
     """
     whole = triangles.whole(call) if x.part in ("lower", "upper") else call
     decision = engine.decide(whole, settings.modes(), engines.partners_of(engine))
-    host, device = seconds(x, decision.route, call.c.itemsize)
+    merged = call.c.nbytes if triangles.is_merged(decision, x) else 0
+    host, device = seconds(x, decision.route, merged)
     if decision.route.where != DEVICE or not _pays(x, host, device):
         engine.repeat(kind, None)
         return None
     return Chosen(decision, host)
 
 
-def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, float | None]:
+def seconds(x: Product, chosen: Route, merged: int) -> tuple[float | None, float | None]:
     """Predict what a call takes on the host and on the device; None where that is not known.
 
     Parameters
@@ -134,8 +135,8 @@ def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, flo
         What is asked for.
     chosen : Route
         Of the product with all of C.
-    itemsize : int
-        Bytes of an element.
+    merged : int
+        Bytes of C if a triangle of it is merged, else 0.
     """
     host, device = chosen.host_seconds, chosen.device_seconds
     if x.part == "whole" or host is None or device is None:
@@ -143,9 +144,7 @@ def seconds(x: Product, chosen: Route, itemsize: int) -> tuple[float | None, flo
     # Of symmetric products the host's time is syrk's already, and that of a copy to the other half.
     is_symmetric = x.is_gram and x.conj_a == x.conj_b
     mirrored = min(MIRRORED * x.n * x.n / 2, host / 2)
-    size = x.n * x.n * itemsize
-    merging = size / MERGE_RATE + (size / FRESH_RATE if size > triangles.MOST_KEPT else 0)
-    merging = 0.0 if x.part == "mirrored" else merging
+    merging = merged / MERGE_RATE + (merged / FRESH_RATE if merged > triangles.MOST_KEPT else 0)
     return host - mirrored if is_symmetric else HALF * host, device + merging
 
 

@@ -44,12 +44,17 @@ def whole(call: Call) -> Call:
     return call._replace(alpha=alpha, beta=0.0, c=np.empty_like(call.c, order="F"))
 
 
+def is_merged(decision: Decision, x: Product) -> bool:
+    """Tell whether a product is computed beside C, and a triangle of it merged."""
+    by_threads = x.beta == 0 and isinstance(decision.runner, StreamingRunner)
+    return x.part in ("lower", "upper") and not by_threads
+
+
 def multiply(engine: Engine, decision: Decision, x: Product, call: Call) -> None:
     """Compute a call of which a triangle of C is written, as was decided for its `whole`."""
-    if x.beta == 0 and isinstance(decision.runner, StreamingRunner):
-        engine.run(
-            decision._replace(runner=_Writer(decision.runner, Triangle(x.part, call.c))), call
-        )
+    if not is_merged(decision, x) and isinstance(decision.runner, StreamingRunner):
+        runner = _Writer(decision.runner, Triangle(x.part, call.c))
+        engine.run(decision._replace(runner=runner), call)
         if x.is_hermitian:
             np.fill_diagonal(call.c.imag, 0)
         return
@@ -135,9 +140,8 @@ class _Writer:
         self._runner, self._write = runner, write
 
     def run(self, call: Call, stop: Stop | None = None) -> None:
-        """Compute and wait; nobody else wants the result."""
-        del stop
-        self._runner.write(call, self._write)
+        """Compute and wait."""
+        self._runner.run(call, stop, self._write)
 
     def work(self) -> Work:
         """Say what a call does."""

@@ -86,13 +86,9 @@ class StreamingRunner:
         """The last room that calls had, and their plan in it: to look for it touches every field of
         a problem, at some microseconds where nothing of it is in the caches."""
 
-    def run(self, call: Call, stop: Stop | None = None) -> None:
-        """Compute and wait; see `Runner.run`."""
-        self._run(self._problem, Request(call, stop), room_of(self._device), HALVINGS)
-
-    def write(self, call: Call, write: Write) -> None:
-        """Compute a call that does not read C, and have its results written by a function."""
-        request = Request(call, write=write)
+    def run(self, call: Call, stop: Stop | None = None, write: Write | None = None) -> None:
+        """Compute and wait; see `Runner.run`, and `Request` for what writes results."""
+        request = Request(call, stop, write)
         self._run(self._problem, request, room_of(self._device), HALVINGS)
 
     def work(self) -> Work:

@@ -20,7 +20,7 @@ from clgemm.interpose.account import Tally
 from clgemm.interpose.arguments import Product
 from clgemm.interpose.callbacks import Callback, Reasons
 from clgemm.interpose.entries import ARGUMENTS, Entry
-from clgemm.problem import PRECISIONS
+from clgemm.problem import PRECISIONS, Call
 from clgemm.runtime import forks, machine_code, registry
 from clgemm.runtime.mappings import Mappings
 from clgemm.streaming import direct, runner, stream
@@ -495,20 +495,39 @@ def product(part, routine="syrk"):
     )
 
 
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("part", ["whole", "mirrored", "lower", "upper"])
+def test_a_triangle_is_merged_where_no_threads_write_it(device, monkeypatch, part, beta):
+    """And that is what a decision counts."""
+    x = product(part)._replace(beta=beta)
+    counted = []
+    monkeypatch.setattr(decisions, "seconds", lambda *given: counted.append(given[2]) or (1.0, 0.5))
+    a, c = np.ones((500, 1000), np.float32), np.zeros((1000, 1000), np.float32, order="F")
+    for where, by_threads in ((device, not device.traits.unified_memory), (separate(device), True)):
+        engine = engines.of(where)
+        counted.clear()
+        with clgemm.settings.using(route="device"):
+            call = Call(1.0, a.T, a, beta, c)
+            chosen = decisions.decide(engine, ("a test", part, beta, where), x, call)
+        merged = part in ("lower", "upper") and not (by_threads and beta == 0)
+        assert triangles.is_merged(chosen.decision, x) == merged
+        assert counted == [c.nbytes * merged]
+
+
 def test_a_triangle_goes_to_the_device_where_that_takes_less_time_with_it():
     """The host's time of a symmetric product is syrk's; it computes half of others, too."""
 
-    def pays(x, host, device, itemsize=8):
+    def pays(x, host, device, merged=0):
         chosen = Route("device", "", host, device)
-        return decisions._pays(x, *decisions.seconds(x, chosen, itemsize))
+        return decisions._pays(x, *decisions.seconds(x, chosen, merged))
 
     assert pays(product("lower"), 10e-3, 7e-3)
     assert pays(product("whole", "gemm"), 10e-3, 7e-3)
     for routine in ("herk", "gemmt"):
         assert not pays(product("upper", routine), 10e-3, 7e-3)
         assert pays(product("upper", routine), 10e-3, 4e-3)
-    assert not pays(product("lower"), 10e-3, 8e-3, itemsize=16)  # and 1.6 ms for the triangle
-    assert pays(product("mirrored"), 10e-3, 8e-3, itemsize=16)  # which nobody merges
+    assert not pays(product("lower"), 10e-3, 8e-3, merged=16_000_000)  # which takes 1.6 ms
+    assert pays(product("lower"), 10e-3, 8e-3)
     assert pays(product("lower"), None, None)  # the device is wanted
     shown = decisions.SHOWN_SECONDS
     assert not pays(product("whole", "gemm"), 1e-3, 1e-3 - 0.9 * shown)

@@ -179,7 +179,7 @@ def test_results_may_be_written_by_a_function(apart, rng, monkeypatch, room, mos
     engine = engines.of(apart)
     streaming = StreamingRunner(apart, engine.threads, problem, engine.build)
     want, size = reference.gemm(-1.5, a, b, 0.0, c)
-    streaming.write(call, write)
+    streaming.run(call, write=write)
     assert (seen == 1).all()
     reference.assert_within_bound(c, want, size, a.shape[-1], PRECISIONS["s"].eps)
 
