@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import subprocess
+import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,8 @@ SPAN = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 COMMAND = re.compile(r"(?:-m )?\bclgemm ((?:-v )?(?:info|cache|tune|run|explain|demo)\b[^#|&`]*)")
+SCRIPT = re.compile(r"python ((?:bench|tests)/[\w/]+\.py)( [^#|&`]*)?")
+OPTION = re.compile(r"(?<!\S)--[a-z][a-z-]*")
 OURS = ("bench/", "tests/", "docs/", ".ci/", "clgemm/")
 PATH = re.compile(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|cl|md|toml)")
 ENDS = (".py", ".cl", ".md", ".json", "/")
@@ -58,6 +63,12 @@ def shell_lines(page):
 def commands(page):
     """List the arguments of clgemm's command line that a page shows."""
     return [m.group(1).strip() for line in shell_lines(page) for m in COMMAND.finditer(line)]
+
+
+def scripts(page):
+    """List the scripts of this repository that a page runs, and the options it gives them."""
+    found = {m.groups() for line in shell_lines(page) for m in SCRIPT.finditer(line)}
+    return {(script, option) for script, given in found for option in OPTION.findall(given or "")}
 
 
 def paths(page):
@@ -121,6 +132,24 @@ def complaint(command, capsys):
 def test_every_command_line_can_be_read(page, capsys):
     refused = {command: complaint(command, capsys) for command in commands(page)}
     assert [f"{command}: {why}" for command, why in refused.items() if why] == []
+
+
+@lru_cache
+def options(script):
+    """Return what a script says of its options."""
+    return subprocess.run(
+        [sys.executable, ROOT / script, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+
+
+@every_page
+def test_every_option_of_a_script_is_one(page):
+    unknown = [
+        f"{script} {option}"
+        for script, option in sorted(scripts(page))
+        if option not in OPTION.findall(options(script).replace("[", " ").replace("]", " "))
+    ]
+    assert unknown == []
 
 
 @every_page
@@ -193,6 +222,9 @@ def test_what_pages_show_is_found():
         commands(README)
     )
     assert "-v explain 300" in commands(ROOT / "docs" / "tuning.md")
+    assert {("bench/bench_shapes.py", "--seed"), ("bench/bench_gemm.py", "--set")} <= scripts(
+        ROOT / "docs" / "performance.md"
+    )
     assert {"bench/bench_gemm.py", "bench/results/"} <= set(
         paths(ROOT / "docs" / "contributing.md")
     )
