@@ -388,7 +388,7 @@ def test_queues_are_waited_for_between_bursts():
 
 
 def test_the_bench_of_several_devices_times_what_is_right(device, monkeypatch, capsys):
-    monkeypatch.setattr(registry, "_current", device)
+    monkeypatch.setattr(registry, "in_use", device)
     monkeypatch.setattr(
         sys, "argv", ["bench_several.py", "--one", "--n", "70", "--precision", "s", "--rounds", "2"]
     )

@@ -8,6 +8,7 @@ for a mistake is then NumPy's own, in class and in words, whatever version is in
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import operator
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from clgemm.api.ufunc_result import wrapped
 from clgemm.dispatch.route import DEEP
 from clgemm.host import blas as host_blas
 from clgemm.problem import AS_GIVEN, BY_DTYPE, Call, dtype_of_product
+from clgemm.runtime import registry
 from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, chooses_route
 
 if TYPE_CHECKING:
@@ -33,7 +35,10 @@ _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
 _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
+_DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
+_LARGEST = max(_MOST.values())  # of what is small, of whatever type
+_logger, _root = repeated.LOGGERS
 _NO_OUTER = min(host_blas.SHORT.values())  # all that is smaller NumPy computes, outer products, too
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
@@ -115,15 +120,26 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
         if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
             if x1.ndim == 2:
                 # Of x2, too, may be a stack, or a vector: the multiplications are as many.
-                product = len(x1) * (size := x2.size)
-                if product < _NO_OUTER or (product <= _LEAST and x2.ndim and len(x2) > 1):
+                product = (m := len(x1)) * (size := x2.size)
+                if product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1):
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 if x2.ndim == 2 and (k := len(x2)) > 1:
-                    if product <= (
-                        _ROWS if size in (k, product) else _MOST if k >= DEEP else _SHALLOW
+                    is_row = m == 1 or size == k
+                    if (is_row or product <= _LARGEST) and product <= (
+                        _ROWS if is_row else _MOST if k >= DEEP else _SHALLOW
                     ).get(x1.dtype, 0):
                         return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                    found = repeated.matmul(x1, x2, out, True)
+                    found = None
+                    if (device := registry.in_use) is not None:
+                        # No function is called where NumPy computes: after a product that has
+                        # filled the caches, to find one takes a tenth of a microsecond.
+                        kind = m, k, size, x1.dtype, x2.dtype, x1.strides, x2.strides
+                        found = device.repeated.get(
+                            kind if out is None else repeated.into(kind, out)
+                        )
+                        if found is _numpys and (_logger.level or _root.level) > _DEBUG:
+                            return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+                        found = repeated.by(found, x1, x2, out, True)
                     return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)

@@ -34,28 +34,35 @@ Arguments = tuple[Any, Any, Any, Any, Any, Any, Any, Any]
 """Of SciPy's gemm, in its order: alpha, a, b, beta, c, trans_a, trans_b, overwrite_c."""
 
 log = logging.getLogger(__name__)
-_all, _root = logging.getLogger("clgemm"), logging.getLogger()
+LOGGERS = logging.getLogger("clgemm"), logging.getLogger()
+"""Of which the first one with a level says whether a line is wanted of each call."""
+_all, _root = LOGGERS
 
 _CONJUGATE = 2
 _MATRIX = 2  # axes
 
 
-def matmul(
-    a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None, auto: bool = False
+def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:
+    """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None."""
+    device = registry.in_use
+    if device is None:
+        return None
+    return by(device.repeated.get(_kind(a, b, out)), a, b, out)
+
+
+def by(
+    compute: Any, a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None, auto: bool = False
 ) -> Any:
-    """Return a @ b if such arrays, all three of no subclass, were multiplied before, else None.
+    """Return a @ b by what was found in the table, None if that may not compute it.
 
     `auto` tells that the route is known to be "auto".
     """
-    device = registry.opened()
-    if device is None:
-        return None
-    kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
-    compute = device.repeated.get(kind if out is None else _kind(a, b, out))
     if compute.__class__ is _ByOperands:
         compute = compute.get(is_same_memory(a, b))
     if compute is None or _is_logged():
         return None
+    if a.ndim == _MATRIX == b.ndim and a.shape[1] != len(b):
+        return None  # which the kind does not tell
     if not (auto or isinstance(compute, _ByDevice) or settings.chooses_route()):
         return None
     return compute(a, b) if out is None else compute(a, b, out)
@@ -112,8 +119,18 @@ def remember_stack(a: Any, b: Any, out: Any, result: NDArray[Any]) -> None:
 
 def _kind(a: Any, b: Any, out: Any) -> Hashable:
     """Tell what a decision depends on: operands that lie otherwise have one of their own."""
-    kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
-    return kind if out is None else (*kind, out.dtype, out.shape, out.strides)
+    kind: Any
+    if a.ndim == _MATRIX == b.ndim:
+        # As `api.matmul` makes it, in numbers that it has at hand; of two that fit: see `by`.
+        kind = len(a), len(b), b.size, a.dtype, b.dtype, a.strides, b.strides
+    else:
+        kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
+    return kind if out is None else into(kind, out)
+
+
+def into(kind: tuple[Any, ...], out: NDArray[Any]) -> Hashable:
+    """Tell what it depends on if the result is stored in `out`."""
+    return *kind, out.dtype, out.shape, out.strides
 
 
 class _ByOperands(dict[bool, Any]):

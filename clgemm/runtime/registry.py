@@ -32,7 +32,9 @@ _foreign: dict[int, Device] = {}
 """Devices that work in contexts of the caller's, by the context's handle."""
 states: dict[int, tuple[Device, QueueState]] = {}
 """The device and what calls share, of each queue of the caller's, by the queue's handle."""
-_current: Device | None = None
+in_use: Device | None = None
+"""The device that calls use, None before one is opened.  `opened` says the same: this is for the
+path of every call, and nobody else sets it."""
 _chosen: Device | None = None
 _others: tuple[Device, ...] = ()
 forgetting: list[Callable[[Device], None]] = []
@@ -52,31 +54,31 @@ def current() -> Device | None:
     DeviceError
         If there is no usable device.
     """
-    global _current, _chosen, _others  # noqa: PLW0603 - the devices in use are what this module is for
-    if _current is not None:
-        return _current
+    global in_use, _chosen, _others  # noqa: PLW0603 - the devices in use are what this module is for
+    if in_use is not None:
+        return in_use
     if forks.inherited_a_driver():
         return None
     with _lock():
-        if _current is None:
+        if in_use is None:
             chosen, reason, contexts = choice.choose()
             first, *more = (
                 _open(found, reason, kept_for(found.traits), context)
                 for found, context in zip(chosen, contexts, strict=True)
             )
             _others = tuple(more)
-            _current = _chosen = first
-    return _current
+            in_use = _chosen = first
+    return in_use
 
 
 def opened() -> Device | None:
     """Return the device that calls use if there is one; never opens it."""
-    return _current
+    return in_use
 
 
 def others() -> tuple[Device, ...]:
     """Return the devices that share large calls with the current one, opened by `current`."""
-    return _others if _others and _current is _chosen else ()
+    return _others if _others and in_use is _chosen else ()
 
 
 def _open(
@@ -128,8 +130,8 @@ def of_queue(queue: cl.CommandQueue) -> tuple[Device, QueueState]:
 
 def _of_context(context: cl.Context) -> Device:
     """Return the device that works in a context; hold `_lock`."""
-    if _current is not None and _current.context == context:
-        return _current
+    if in_use is not None and in_use.context == context:
+        return in_use
     device = _foreign.get(context.int_ptr)
     if device is None:
         if len(context.devices) != 1:
@@ -195,23 +197,23 @@ _timer = IdleTimer(IDLE_SECONDS, give_back)
 @contextmanager
 def using(device: Device) -> Iterator[Device]:
     """Make `device` the current one inside a with block."""
-    global _current  # noqa: PLW0603 - see current()
-    before, _current = _current, device
+    global in_use  # noqa: PLW0603 - see current()
+    before, in_use = in_use, device
     try:
         yield device
     finally:
-        _current = before
+        in_use = before
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current, _chosen, _others, _timer  # noqa: PLW0603 - see current()
+    global _lock, in_use, _chosen, _others, _timer  # noqa: PLW0603 - see current()
     _lock = CheckedLock()  # the old one may be held by a thread that does not exist here
     for used in (*_devices.values(), *_foreign.values(), *states.values()):
         forks.keep_for_ever(used)
     _devices.clear()
     states.clear()
     _foreign.clear()
-    _current, _chosen, _others = None, None, ()
+    in_use, _chosen, _others = None, None, ()
     _timer = IdleTimer(IDLE_SECONDS, give_back)
 
 

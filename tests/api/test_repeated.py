@@ -358,6 +358,49 @@ def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monk
     known.forget()
 
 
+def test_numpy_computes_again_without_another_look(device, operands, monkeypatch, caplog):
+    """Each function that is called on the way takes a tenth of a microsecond."""
+    a, b = operands
+    out = np.empty((M, N))
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    with registry.using(device):
+        repeated.remember(a, b, None, None)
+        repeated.remember(a, b, out, None)
+        with monkeypatch.context() as patch:
+            patch.setattr(repeated, "by", None)
+            assert clgemm.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
+            assert clgemm.matmul(a, b, out=out) is out
+            for other in (np.asfortranarray(a), a.astype(np.float32)):
+                with pytest.raises(TypeError):
+                    clgemm.matmul(other, b)
+            with pytest.raises(TypeError):
+                clgemm.matmul(a, b, out=np.empty((M, N), order="F"))
+            with caplog.at_level("DEBUG", "clgemm"), pytest.raises(TypeError):
+                clgemm.matmul(a, b)
+        assert out.tobytes() == np.matmul(a, b).tobytes()
+    engines.of(device).forget()
+
+
+@pytest.mark.parametrize("route", ["device", "auto"])
+def test_operands_that_do_not_fit_are_numpy_s_to_judge(device, route, rng, monkeypatch):
+    """Also if they lie as others that were multiplied, and have as many rows."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    a, b = rng.uniform(-1, 1, (M, K)), rng.uniform(-1, 1, (K, N))
+    column, row = rng.uniform(-1, 1, (M, 3)), rng.uniform(-1, 1, (1, N))
+    engines.of(device).forget()
+    with registry.using(device):
+        clgemm.matmul(a, b)
+        clgemm.matmul(column[:, :1], row)
+        if route == "auto":
+            monkeypatch.delenv("CLGEMM_ROUTE")
+            repeated.remember(column[:, :1], row, None, None)
+        for x, y in ((a[:, :-1], b), (column[:, :2], row)):
+            assert repeated.matmul(x, y) is None
+            with pytest.raises(ValueError, match="mismatch"):
+                clgemm.matmul(x, y)
+    engines.of(device).forget()
+
+
 def test_log_lines_tell_of_every_call(shortly, operands, caplog):
     a, b = operands
     with caplog.at_level("DEBUG", logger="clgemm"):

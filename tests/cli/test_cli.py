@@ -201,7 +201,7 @@ assert (run.stderr, run.returncode) == (b"", 0), run
 
 @pytest.mark.parametrize("command", ["info", "demo"])
 def test_an_error_is_one_line_and_status_one(command, capsys, monkeypatch):
-    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "in_use", None)
     monkeypatch.setenv("CLGEMM_DEVICE", "abacus")
     assert main.main([command]) == 1
     captured = capsys.readouterr()

@@ -27,7 +27,7 @@ def pair(device, monkeypatch):
     """
     *_, found = (f for f in devices.find() if f.traits == device.traits)
     second = Device(found, "the same again")
-    monkeypatch.setattr(registry, "_current", device)
+    monkeypatch.setattr(registry, "in_use", device)
     monkeypatch.setattr(registry, "_chosen", device)
     monkeypatch.setattr(registry, "_others", (second,))
     monkeypatch.setattr(multi_device, "LEAST_FLOPS", 0)

@@ -71,7 +71,7 @@ class World:
         monkeypatch.setenv("CLGEMM_DEVICE", found.traits.platform)
         for name in ("_devices", "_foreign", "states"):
             monkeypatch.setattr(registry, name, {})
-        monkeypatch.setattr(registry, "_current", None)
+        monkeypatch.setattr(registry, "in_use", None)
         monkeypatch.setattr(registry, "_chosen", None)
         monkeypatch.setattr(registry, "_others", ())
         monkeypatch.setattr(registry, "_timer", IdleTimer(1e-3, lambda: None))
@@ -247,7 +247,7 @@ def several(world):
     world.patch.setattr(multi_device, "LEAST_FLOPS", 0)
     world.patch.setattr(multi_device, "GRAIN", 8)
     world.patch.setattr(registry, "_others", (pair[1],))
-    world.patch.setattr(registry, "_current", pair[0])
+    world.patch.setattr(registry, "in_use", pair[0])
     world.patch.setattr(registry, "_chosen", pair[0])
     return first(world)
 

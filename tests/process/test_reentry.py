@@ -295,9 +295,9 @@ LOCKS = {
 def test_a_log_handler_waits_for_no_thread_that_logs(device, what, arrays, monkeypatch):
     """It has the handler's lock, and that thread another one: both would wait for ever."""
     monkeypatch.setenv("CLGEMM_TUNE", "auto" if what != "to build" else "off")
-    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "in_use", None)
     fresh = Device(devices.Found(device.context.devices[0], device.traits), "a test")
-    monkeypatch.setattr(registry, "_current", None if what == "to open a device" else fresh)
+    monkeypatch.setattr(registry, "in_use", None if what == "to open a device" else fresh)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto" if what == "to measure" else "device")
     lock, side = LOCKS[what](engines.of(fresh)), 140
     a = np.arange(side * side, dtype=np.float32).reshape(side, side) % 5

@@ -179,7 +179,7 @@ def test_broken_devices_only(here):
 
 def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):
     here(())
-    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "in_use", None)
     with pytest.raises(DeviceError, match=r"pip install 'clgemm\[cpu\]'") as caught:
         clgemm.sgemm(1.0, np.eye(70), np.eye(70))
     assert isinstance(caught.value, ClgemmError)
@@ -187,7 +187,7 @@ def test_no_device_at_all_says_how_to_get_one(here, monkeypatch):
 
 def test_the_host_needs_no_device(here, monkeypatch):
     here(())
-    monkeypatch.setattr(registry, "_current", None)
+    monkeypatch.setattr(registry, "in_use", None)
     monkeypatch.setenv("CLGEMM_ROUTE", "host")
     np.testing.assert_array_equal(clgemm.sgemm(1.0, np.eye(70), np.eye(70)), np.eye(70))
 
