@@ -381,6 +381,35 @@ def test_numpy_computes_again_without_another_look(device, operands, monkeypatch
     engines.of(device).forget()
 
 
+@pytest.mark.parametrize(
+    ("orders", "trans"),
+    list(itertools.product(["FF", "CF", "FC", "CC"], [(0, 0), (1, 0), (0, 1), (1, 1)])),
+)
+@pytest.mark.parametrize(("beta", "overwrite"), list(itertools.product([0.0, -0.5, None], [0, 1])))
+def test_gemms_that_scipy_computes_again_are_given_all_that_counts(
+    device, orders, trans, beta, overwrite, rng, monkeypatch
+):
+    """`beta` None: without a `c`."""
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    shapes = ((M, K), (K, N))
+    a, b = (
+        np.asarray(rng.uniform(-1, 1, shape[::-1] if turned else shape), order=order)
+        for shape, turned, order in zip(shapes, trans, orders, strict=True)
+    )
+    c = None if beta is None else np.asarray(rng.uniform(-1, 1, (M, N)), order="F")
+    arguments = (-2.0, a, b, beta or 0.0, c, *trans, overwrite)
+    want = -2.0 * (a.T if trans[0] else a) @ (b.T if trans[1] else b)
+    if c is not None:
+        want += (beta or 0.0) * c
+    engines.of(device).forget()
+    with registry.using(device):
+        repeated.remember_gemm(arguments, None)
+        got = repeated.gemm(arguments)
+    engines.of(device).forget()
+    np.testing.assert_allclose(got, want, rtol=0, atol=4 * K * np.finfo(float).eps)
+    assert (got is c) == bool(c is not None and overwrite)
+
+
 @pytest.mark.parametrize("route", ["device", "auto"])
 def test_operands_that_do_not_fit_are_numpy_s_to_judge(device, route, rng, monkeypatch):
     """Also if they lie as others that were multiplied, and have as many rows."""
