@@ -8,6 +8,7 @@ take it without asking for all of it again, which takes longer than many a produ
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -231,10 +232,14 @@ class _GemmByHost:
         self._routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
         self._a, self._b = _Passed.of(a, trans_a), _Passed.of(b, trans_b)
         self._as_given = self._a == self._b == _Passed(turned=False, trans=0, conj=False)
+        self._shape = a.shape[1 if trans_a else 0], b.shape[0 if trans_b else 1]
+        self._is_large = math.prod(self._shape) * a.itemsize >= host_blas.ZEROED
 
     def gemm(self, arguments: Arguments) -> NDArray[Any]:
         alpha, a, b, beta, c, _, _, overwrite_c = arguments
-        if self._as_given and c is None and beta == 0:
+        if self._is_large:
+            (c, beta), overwrite_c = _result(arguments, self._shape), True
+        elif self._as_given and c is None and beta == 0:
             # To read the defaults takes SciPy some tenths of a microsecond.
             plain: NDArray[Any] = self._routine(alpha, a, b)
             return plain

@@ -89,8 +89,11 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
         return None
     if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not settings.chooses_route():
         return repeated.gemm(arguments)
-    if plain and not (trans_a or trans_b):
-        return cast("NDArray[Any]", _ROUTINES[dtype](alpha, a, b))
+    if plain:
+        if m * n * dtype.itemsize >= host_blas.ZEROED:
+            arguments = alpha, a, b, beta, np.empty((m, n), dtype, "F"), trans_a, trans_b, True
+        elif not (trans_a or trans_b):
+            return cast("NDArray[Any]", _ROUTINES[dtype](alpha, a, b))
     return cast("NDArray[Any]", _ROUTINES[dtype](*arguments))
 
 

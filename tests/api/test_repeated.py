@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg.blas
 from helpers import run_python
 
 import clgemm
@@ -386,28 +388,68 @@ def test_numpy_computes_again_without_another_look(device, operands, monkeypatch
     list(itertools.product(["FF", "CF", "FC", "CC"], [(0, 0), (1, 0), (0, 1), (1, 1)])),
 )
 @pytest.mark.parametrize(("beta", "overwrite"), list(itertools.product([0.0, -0.5, None], [0, 1])))
+@pytest.mark.parametrize("zeroed", [0, 1 << 16])
 def test_gemms_that_scipy_computes_again_are_given_all_that_counts(
-    device, orders, trans, beta, overwrite, rng, monkeypatch
+    device, orders, trans, beta, overwrite, zeroed, rng, monkeypatch
 ):
-    """`beta` None: without a `c`."""
+    """`beta` None: a factor of no `c`; `zeroed` 0: with memory for the result, which holds NaN."""
     monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    monkeypatch.setattr(host_blas, "ZEROED", zeroed)
     shapes = ((M, K), (K, N))
     a, b = (
         np.asarray(rng.uniform(-1, 1, shape[::-1] if turned else shape), order=order)
         for shape, turned, order in zip(shapes, trans, orders, strict=True)
     )
     c = None if beta is None else np.asarray(rng.uniform(-1, 1, (M, N)), order="F")
-    arguments = (-2.0, a, b, beta or 0.0, c, *trans, overwrite)
+    arguments = (-2.0, a, b, 3.0 if beta is None else beta, c, *trans, overwrite)
     want = -2.0 * (a.T if trans[0] else a) @ (b.T if trans[1] else b)
     if c is not None:
-        want += (beta or 0.0) * c
+        want += beta * c
+    as_it_was = None if c is None else c.copy()
     engines.of(device).forget()
-    with registry.using(device):
+    with registry.using(device), monkeypatch.context() as patched:
+        patched.setattr(np, "empty", _of_nan)
         repeated.remember_gemm(arguments, None)
         got = repeated.gemm(arguments)
     engines.of(device).forget()
     np.testing.assert_allclose(got, want, rtol=0, atol=4 * K * np.finfo(float).eps)
+    assert got.flags.f_contiguous
     assert (got is c) == bool(c is not None and overwrite)
+    assert got is c or c is None or c.tobytes() == as_it_was.tobytes()
+
+
+def _of_nan(shape, dtype=float, order="C"):
+    return np.full(shape, np.nan, dtype, order)
+
+
+@pytest.mark.parametrize("code", "sdcz")
+@pytest.mark.parametrize(("rows", "given"), [(128, True), (127, False)])
+def test_scipy_fills_no_large_result_with_zeros(device, code, rows, given, rng, monkeypatch):
+    """It does so to one that it is not given, before it computes."""
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    precision = PRECISIONS[code]
+    columns = host_blas.ZEROED // 128 // precision.dtype.itemsize
+    a, b = (random_matrix(rng, precision, *shape) for shape in ((rows, K), (K, columns)))
+    seen: list[tuple[Any, ...]] = []
+
+    def routine(*arguments):
+        seen.append(arguments)
+        return getattr(scipy.linalg.blas, f"{code}gemm")(*arguments)
+
+    monkeypatch.setattr(scipy_blas, "gemm", lambda _code: routine)
+    monkeypatch.setitem(small._ROUTINES, precision.dtype, routine)
+    arguments = (1.0, a, b, 0.0, None, 0, 0, 0)
+    engines.of(device).forget()
+    with registry.using(device), monkeypatch.context() as patched:
+        patched.setattr(np, "empty", _of_nan)
+        repeated.remember_gemm(arguments, None)
+        results = [repeated.gemm(arguments)]
+        patched.setitem(small.MOST, precision.dtype, host_blas.LONG)
+        results.append(small.gemm(precision.dtype, arguments))
+    engines.of(device).forget()
+    for got, arguments in zip(results, seen, strict=True):
+        assert got.tobytes() == getattr(scipy.linalg.blas, f"{code}gemm")(1.0, a, b).tobytes()
+        assert (len(arguments) == 8 and arguments[4] is got) == given
 
 
 @pytest.mark.parametrize("route", ["device", "auto"])
