@@ -6,6 +6,7 @@ The accuracy of its products is tested in test_nv_split_accuracy.py, where there
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pyopencl as cl
@@ -19,6 +20,7 @@ from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.family import LOCAL_BYTES, SURVEY_ITEMS, NvSplit
 from clgemm.kernels.nv_split.layout import (
+    MOST_PLACES,
     TIMES,
     Tile,
     best_tile,
@@ -362,6 +364,9 @@ __kernel void dump(GEMM_ARGS, const Split s, __global uchar *scratch, __global i
         (700, 600, 64, 3, 20),
         (64, 64, 640, 1, 132),
         (4097, 300, 200, 2, 7),
+        (1300, 1100, 3100, 1, 132),
+        (700, 2600, 1500, 1, 50),
+        (2049, 1500, 900, 1, 33),
     ],
 )
 @pytest.mark.parametrize("tile", list(TIMES))
@@ -386,12 +391,16 @@ def test_workers_share_all_slices(device, tile, m, n, k, batch, workers):
     cl.enqueue_nd_range_kernel(device.queue, kernel, (workers,), (1,))
     cl.enqueue_copy(device.queue, out, got)
     times = np.zeros((batch, grid.split.strips_x, grid.split.strips_y, grid.split.slices), int)
+    slices = grid.split.slices
+    places = {slices * p // q for q in range(1, MOST_PLACES + 1) for p in range(q)}
+    thick = grid.split.strips_x - grid.split.thin
     for worker in out:
         segments = worker[: np.argmax(worker[:, 7] == 3)]
         partial = [entry[3] > 0 for entry in segments if entry[7] != 3]
         assert not any(partial[1 + sum(s[4] - s[3] == grid.split.slices for s in segments) :])
         for entry, x, y, first, last, *_ in segments:
             assert first < last
+            assert x >= thick or first in places, "workers read k together"
             times[entry, x, y, first:last] += 1
     assert np.all(times == 1)
 
@@ -588,10 +597,11 @@ def test_plans_choose_smaller_tiles_for_smaller_problems():
     assert best_tile(square(1024), largest, 132) == Tile(1, 64)
     assert best_tile(square(8192), largest, 132) == largest
     assert best_tile(square(8192), Tile(1, 128), 132) == Tile(1, 128)
-    assert share(square(4096), largest, 132)[0] == 512  # whole rounds
-    assert share(square(2051), largest, 132)[0] == 0  # all tiles are shared
+    assert share(square(4096), largest, 132).whole == 512  # whole rounds, nearly
+    shared = share(square(2051), largest, 132)
+    assert (shared.whole, shared.piece) == (132, Fraction(1, 5))  # of 4 tiles and 17 thin ones
     assert tiles_of(square(2051), largest) == (9, 17, True)
-    assert share(square(2049), largest, 132)[0] == 128  # one row more does not cost a round
+    assert share(square(2049), largest, 132).whole == 128  # one row more does not cost a round
     assert tiles_of(square(2049), largest) == (8, 16, False)
     assert edges(square(2049), largest) == (1, 1)
     assert edges(square(2049, "c"), largest) == (1, 1)

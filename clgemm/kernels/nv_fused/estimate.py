@@ -38,10 +38,9 @@ PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # of k, that a
 MOST_TASKS = 4  # for each compute unit, if k is cut: so much scratch memory
 TURN = 32  # reals of k
 
-SPLIT_SHORT, SPLIT_LONG = 8.4e-6, 16.4e-6  # of the launches of nv_split, two or three
-SPLIT_SLICE = 2.7e-6  # of a slice of its largest tile
-SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs, and ...
-SPLIT_STORED = 2.7e11  # ... that it stores
+SPLIT_SHORT, SPLIT_LONG = 14e-6, 17.5e-6  # of the launches of nv_split, two or three
+SPLIT_SLICE = 2.5e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs
 
 
 class Way(NamedTuple):
@@ -88,7 +87,7 @@ def split_seconds(g: Gemm, units: int) -> float:
     """Estimate what `nv_split` takes."""
     rows_x, rows_y, depth = reals(g)
     largest = Tile(2, 128)
-    slices = layout.share(g, layout.best_tile(g, largest, units), units)[1]
-    packed, stored = (rows_x + rows_y) * depth * g.batch, rows_x * rows_y * g.batch
+    slices = layout.share(g, layout.best_tile(g, largest, units), units).slices
+    packed = (rows_x + rows_y) * depth * g.batch
     launches = SPLIT_SHORT if layout.is_short(g) else SPLIT_LONG
-    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED + stored / SPLIT_STORED
+    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED

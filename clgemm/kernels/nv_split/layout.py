@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import struct
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
@@ -24,12 +26,16 @@ SHORT_REALS = 2**22  # of both operands, if one kernel shall survey and pack
 ALIGNMENT = 256  # bytes, of every part of the scratch
 FP16_BYTES, BF16_BYTES = 4, 6  # of a real: two and three parts
 TARGET_FP16 = 14  # log2 of what the largest element of a row is scaled to
-ENOUGH_TILES = 0.9  # of whole rounds: better than sharing tiles, whose parts cost memory traffic
-SHARING_SLICES = 12  # what leaving and adding partial tiles costs, in slices
+MOST_PLACES = 5
+"""Places of k at which pieces may begin.
+
+Workers at the same place of k read the same slices at the same time, so that memory is asked for
+them once.  Where each began at a place of its own, products of long k took up to 1.8 times as long.
+"""
 PACK_GROUPS = 2112  # work-groups that keep the largest device busy
 LARGEST_RUN = 8  # slices that one of them packs
 
-_STRUCT = struct.Struct("=10q11i4x")
+_STRUCT = struct.Struct("=10q11i2H")
 
 
 class Tile(NamedTuple):
@@ -44,8 +50,14 @@ class Tile(NamedTuple):
         return 128 * self.mi
 
 
-# Time of a slice relative to the largest tile's, by tile: small ones move more data a product.
-TIMES = {Tile(2, 128): 1.0, Tile(1, 128): 0.55, Tile(1, 64): 0.31}
+# Times on a compute unit, fitted to drawn products on an H100, in slices of the largest tile there.
+TIMES = {Tile(2, 128): 1.0, Tile(1, 128): 0.54, Tile(1, 64): 0.32}
+"""Of a slice by tile: small ones move more data a product.  Below, they are multiplied by this."""
+END = 2.75  # of a tile's store and the wait for its first slices, ...
+JOIN = 1.75  # ... of partial tiles, left and added, ...
+STRADDLE = 2.7  # ... and more if pieces end in another tile than they begin in
+ALONE = 0.6  # of a slice, while hardly another worker asks the cache for any
+THIN = Fraction(2, 3)  # of a tile in a thin strip; also in nv_split/walk.cl
 
 
 class Split(NamedTuple):
@@ -72,6 +84,8 @@ class Split(NamedTuple):
     workers: int
     whole: int
     thin: int
+    piece: int
+    pieces: int
 
     def pack(self) -> bytes:
         """Give the struct's bytes."""
@@ -151,28 +165,45 @@ def count_tiles(problem: Gemm, tile: Tile) -> tuple[int, int]:
     return tiles, thin * (strips_y - above) * problem.batch
 
 
-def share(problem: Gemm, tile: Tile, workers: int) -> tuple[int, float]:
-    """Decide how many tiles are computed whole, and estimate the time in slices of a worker.
+class Dealing(NamedTuple):
+    """How tiles are dealt to workers."""
 
-    Returns
-    -------
-    tuple of int and float
-        All tiles if whole rounds keep the workers busy; else those of all rounds but the last two.
-    """
+    whole: int
+    """Tiles that are computed one by one."""
+    piece: Fraction
+    """Tiles of the others that a worker computes, one after the other, until all are."""
+    slices: float
+    """Estimate of the time, in slices of the largest tile."""
+
+
+def share(problem: Gemm, tile: Tile, workers: int) -> Dealing:
+    """Decide whether the tiles of a last round that is not full are cut along k."""
     tiles, thin = count_tiles(problem, tile)
     slices = -(-reals(problem)[2] // SLICE)
-    rounds = -(-tiles // workers)
-    thick = tiles - thin
-    even = (thick + tiles) / 2 / workers  # thin tiles count half
-    if even >= ENOUGH_TILES * rounds or even * slices + SHARING_SLICES >= rounds * slices:
-        return tiles, rounds * slices * TIMES[tile]
-    return max(0, thick // workers - 1) * workers, (even * slices + SHARING_SLICES) * TIMES[tile]
+    rounds, last = divmod(tiles, workers)
+    time = rounds * (slices + END) + (_busy(last / workers) * slices + END if last else 0)
+    alone = Dealing(tiles, Fraction(1), time * TIMES[tile])
+    rounds = (tiles - thin) // workers
+    left = (tiles - thin - rounds * workers + THIN * thin) / workers  # tiles a worker
+    piece = min(Fraction(math.ceil(left * places), places) for places in range(1, MOST_PLACES + 1))
+    if not 0 < piece <= 1:
+        return alone
+    time = rounds * (slices + END) + _busy(float(left / piece)) * piece * slices + END + JOIN
+    time += STRADDLE * (piece.numerator > 1)
+    return min(
+        alone, Dealing(rounds * workers, piece, time * TIMES[tile]), key=lambda way: way.slices
+    )
+
+
+def _busy(part: float) -> float:
+    """Return the time of a slice if that part of all workers compute."""
+    return ALONE + (1 - ALONE) * part
 
 
 def best_tile(problem: Gemm, largest: Tile, workers: int) -> Tile:
     """Choose the tile that keeps all workers busy for the shortest time."""
     fitting = [t for t in TIMES if t.mi <= largest.mi and t.by <= largest.by]
-    return min(fitting, key=lambda tile: share(problem, tile, workers)[1])
+    return min(fitting, key=lambda tile: share(problem, tile, workers).slices)
 
 
 def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
@@ -194,7 +225,7 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     copies_x = problem.batch if problem.stride_b else 1
     copies_y = problem.batch if problem.stride_a else 1
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
-    whole, _ = share(problem, tile, workers)
+    dealing = share(problem, tile, workers)
     short = is_short(problem)
     few = (rows_x + rows_y // ce) // RECORD_ROWS < FEW_RECORDS * workers
     record_rows = SHORT_RECORD_ROWS if short or few else RECORD_ROWS
@@ -213,7 +244,8 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     run = max(1, min(LARGEST_RUN, blocks * slices // PACK_GROUPS))
     split = Split._make((
         *places, slices, strips_x, strips_y, copies_x, copies_y,
-        spread_fp16(depth), top_limit(depth), run, workers, whole, int(thin),
+        spread_fp16(depth), top_limit(depth), run, workers, dealing.whole, int(thin),
+        dealing.piece.numerator, dealing.piece.denominator,
     ))  # fmt: skip
     survey = (rows_x + rows_y // ce) // record_rows + int(all(edges(problem, tile)))
     return Grid(split, record_rows, survey, 0 if short else blocks * -(-slices // run), end)

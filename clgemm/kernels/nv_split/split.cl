@@ -58,6 +58,7 @@ typedef struct {
     int workers;             // work-groups of the product
     int whole;               // tiles that are not shared between workers
     int thin;                // 1: the last strip of X is at most half full
+    ushort piece, pieces;    // piece / pieces tiles beyond those are a worker's
 } Split;  // 128 bytes: with 136 the compiler arranged nv_split/gemm.cl otherwise, a tenth slower
 
 // How a tile is computed.

@@ -1,19 +1,22 @@
 // nv_split: which worker computes which slices of which tile, and how a tile is computed.
 //
 // The product has one work-group ("worker") a compute unit.  The first `whole` tiles are dealt out
-// one by one; the slices of all others, put in a row, are cut into as many equal pieces as there are
-// workers (stream-K), so that no worker idles while others finish a last round:
+// one by one; the slices of all others, put in a row, are cut into equal pieces, one a worker
+// (stream-K), so that no worker idles for long while others finish a last round:
 //
 //      tile 0            tile 1            tile 2
 //      [ . . . . . . . ][ . . . . . . . ][ . . . . . . . ]      slices
-//      |- worker 0 -|- worker 1 -|- worker 2 -|- worker 3 |
+//      |- worker 0 -|- worker 1 -|- worker 2 -|- worker 3 |     3/4 of a tile
+//
+// Pieces are simple fractions of a tile, so that many workers are at the same place of k at a time and
+// find in the second-level cache what one of them has read.  A few workers may have no piece.
 //
 // Who computes a tile's first slice owns the tile: it adds what the next workers leave as partial
 // tiles, in their order, so that results repeat bit by bit.  A worker's partial tile is always the
-// first thing it does, hence waiting for it cannot end in a circle.
+// first thing it does after its whole ones, hence waiting for it cannot end in a circle.
 //
 // Tiles of a strip of X that is at most half full ("thin") skip the products of the empty half; they
-// come last and count half.
+// come last and count two thirds.
 //
 // A Gram product has no tiles above the diagonal of C: from strip to strip of X the first strip of Y
 // lies STAIR strips lower.
@@ -21,6 +24,9 @@
 #ifndef GROUP
 #define GROUP 8  // strips of X in a band of the raster: what the second-level cache holds
 #endif
+
+#define THICK 3  // what a slice costs, ...
+#define THIN 2   // ... and of a thin tile
 
 typedef struct {
     int tile;      // next whole one
@@ -57,8 +63,10 @@ INLINE long piece_start(const Gemm *g, const Split *s, int worker)
     const long whole = (long)s->whole * s->slices;
     if (whole >= thick + thin)
         return whole;
-    const long cost = (2 * (thick - whole) + thin) * worker / s->workers;
-    return cost < 2 * (thick - whole) ? whole + cost / 2 : thick + cost - 2 * (thick - whole);
+    const long shared = THICK * (thick - whole);
+    const long cost =
+        min(shared + THIN * thin, (long)worker * s->piece * THICK * s->slices / s->pieces);
+    return cost < shared ? whole + cost / THICK : thick + (cost - shared) / THIN;
 }
 
 INLINE Walk start_walk(const Gemm *g, const Split *s, int worker)
