@@ -233,7 +233,9 @@ def test_producers_write_what_the_tensor_cores_read(
         pytest.skip(f"{device} cannot run work-groups of 256")
     monkeypatch.setattr(estimate, "best_way", lambda *_: estimate.Way(tile, parts, 0.0))
     precision, ce = PRECISIONS[code], PRECISIONS[code].parts
-    for m, n, k in (((tile.by + 6) // ce, 129, 70), (50 // ce, 100, 128), (9, 131, 65)):
+    for m, n, k in (
+        ((tile.by + 6) // ce, tile.bx + 1, 70), (50 // ce, tile.bx - 28, 128), (9, tile.bx + 3, 65),
+    ):  # fmt: skip
         (memory_a, a), (memory_b, b) = (
             with_memory(rng, precision, m, k, ops[0], gap),
             with_memory(rng, precision, k, n, ops[1], gap),
@@ -314,7 +316,7 @@ def test_claims_what_it_computes_sooner_than_other_families():
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
     assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
     assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth
-    assert not FAMILY.claims(HOPPER, of_size(2119, 432, 71, "c"))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(9000, 200, 24, "c"))  # gpu_tiled does it sooner
     assert FAMILY.claims(HOPPER, of_size(4705, 463, 69, "c"))
     gram = of_size(1000, 1000, 500, triangle=SYMMETRIC)
     assert not FAMILY.claims(HOPPER, gram)
@@ -347,3 +349,6 @@ def test_a_unit_has_one_work_group():
 def test_smaller_tiles_are_for_smaller_products():
     assert estimate.best_way(of_size(4096, 4096, 512), 128, 132).tile == Tile(1, 128)
     assert estimate.best_way(of_size(700, 700, 512), 128, 132).tile == Tile(1, 64)
+    # Of 64 columns a tile of 128 would be empty by half.
+    assert estimate.best_way(of_size(9000, 60, 3000), 256, 132).tile == Tile(1, 256, 1)
+    assert estimate.best_way(of_size(9000, 60, 3000), 128, 132).tile == Tile(1, 128)

@@ -28,6 +28,7 @@ class Times(NamedTuple):
 
 
 TIMES = {
+    Tile(1, 256, 1): Times(1.95e-6, 1.6e-6, 5.5e-6),
     Tile(1, 128): Times(1.65e-6, 1.5e-6, 5.5e-6),
     Tile(1, 64): Times(1.1e-6, 1.0e-6, 2.7e-6),
 }

@@ -22,8 +22,8 @@ tiny take longer here than in `nv_split`, which scales.
 With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
 off is estimated as (k/32 + 10) u.
 
-A tile is 128 columns of C by 128 or 64 reals of its rows.  Where tiles are few k is cut, and who is
-last of a tile adds up its parts (nv_ticket.cl).  `estimate` chooses.
+A tile is 128 columns of C by 128 or 64 reals of its rows, or 64 by 256.  Where tiles are few k is
+cut, and who is last of a tile adds up its parts (nv_ticket.cl).  `estimate` chooses.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class NvFused(KernelFamily):
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the rows of Y of the largest tile allowed."""
         del traits, precision
-        return {"BY": (128, 64)}
+        return {"BY": tuple(sorted({tile.by for tile in estimate.TIMES}, reverse=True))}
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
         """Allow all tiles."""
@@ -120,8 +120,8 @@ class NvFused(KernelFamily):
     ) -> Iterator[str]:
         """Yield what the kernels are not written for."""
         del traits, precision
-        if Tile(1, config["BY"]) not in estimate.TIMES:
-            yield "BY makes one of the tiles 128 x 128, 128 x 64"
+        if config["BY"] not in {tile.by for tile in estimate.TIMES}:
+            yield "BY makes one of the tiles 64 x 256, 128 x 128, 128 x 64"
 
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether the bound holds, and sizes fit ints; Gram products are not halved here."""
@@ -136,8 +136,9 @@ class NvFused(KernelFamily):
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count one launch, and tiles of which a row of X is a column of C."""
-        rows = config["BY"] // precision_of(problem).parts
-        return of_tiles(traits.compute_units, problem, rows, Tile(1, config["BY"]).bx)
+        tile = next(tile for tile in estimate.TIMES if tile.by <= config["BY"])
+        rows = tile.by // precision_of(problem).parts
+        return of_tiles(traits.compute_units, problem, rows, tile.bx)
 
     @staticmethod
     def stages(tile: Tile) -> int:
@@ -153,7 +154,7 @@ class NvFused(KernelFamily):
         strips = -(-rows_x // tile.bx), -(-rows_y // tile.by)
         tasks = strips[0] * strips[1] * problem.batch * way.parts
         defines = precision_defines(precision_of(problem)) | {
-            "MI": tile.mi, "BY": tile.by, "STAGES": self.stages(tile),
+            "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "STAGES": self.stages(tile),
             "ROWS_OF_X": how_rows_lie(problem, is_y=False),
             "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
         }  # fmt: skip

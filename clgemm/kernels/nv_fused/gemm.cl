@@ -115,8 +115,9 @@ void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, 
         float acc[1][ACCUMULATORS], tmp[ACCUMULATORS];
         CLEAR(acc[0])
         CLEAR(tmp)
-        // All rows of this warpgroup may be beyond n.
-        const int idle = (long)t.x * BX + group * 64 >= g.n;
+        // All rows of X or of Y that this warpgroup multiplies may be outside.
+        const int idle = GROUPS_X > 1 ? (long)t.x * BX + group * 64 >= g.n
+                                      : (long)t.y * BY + group * WY >= g.m * CE;
 #pragma unroll 1
         for (int turns = t.turns; turns > 0; turns--) {
             NEXT_FULL();
@@ -124,7 +125,8 @@ void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, 
                 GIVE_BACK();
             } else {
                 const uint at = first_slot + turn.stage * SLOT;
-                const uint x = DESCRIPTOR(at + group * 64 * 64), y = DESCRIPTOR(at + BX * 192);
+                const uint x = DESCRIPTOR(at + (GROUPS_X > 1 ? group * 64 * 64 : 0));
+                const uint y = DESCRIPTOR(at + BX * 192 + (GROUPS_X > 1 ? 0 : group * WY * 64));
                 MULTIPLY_BF16()
                 GIVE_BACK();
                 ADD_UP(0, 1.0f)

@@ -1,7 +1,7 @@
 // nv_fused, the producers: they read X and Y where they lie, split floats into three bf16, and write the
 // parts into slots, in the layout that the tensor cores read.
 //
-// A producer has chunks of 8 reals of a row, two of X, two or one of Y.  While it splits one, others are
+// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y.  While it splits one, others are
 // on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of them
 // nothing is stored.  Neighbouring work-items read
 //      rows across k    a chunk of 32 rows, element by element
@@ -24,7 +24,29 @@
 #endif
 
 #define SOME_SMALL 0x1p-20f  // a float of which two are not too small for each other
-#define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)  // of X there are two
+#define CHUNKS_X (ROWS_X * 4 / PRODUCERS)
+#define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)
+
+// Do something for each chunk of X, of Y, of both.
+#if CHUNKS_X > 1
+#define EACH_X(DO) DO(x, 0) DO(x, 1)
+#else
+#define EACH_X(DO) DO(x, 0)
+#endif
+#if CHUNKS_Y > 2
+#define EACH_Y(DO) DO(y, 0) DO(y, 1) DO(y, 2) DO(y, 3)
+#elif CHUNKS_Y > 1
+#define EACH_Y(DO) DO(y, 0) DO(y, 1)
+#else
+#define EACH_Y(DO) DO(y, 0)
+#endif
+#define EACH(DO) EACH_X(DO) EACH_Y(DO)
+// The same of chunks that this producer has.
+#define EACH_OWN(DO)                                                                           \
+    EACH_X(DO)                                                                                 \
+    if (has_y) {                                                                               \
+        EACH_Y(DO)                                                                             \
+    }
 #define SLOT ((BX + BY) * 192)
 
 typedef __global const uchar *Bytes;
@@ -165,17 +187,33 @@ INLINE int row_of_y(int stored)
     return CE == 1 ? row_of_place(stored) : stored;
 }
 
-INLINE int place_in_y(int stored, int c)
+INLINE int place_in_x(int row, int c)
 {
-    return place_in_part(CE == 1 ? stored : place_of_row(2 * stored), c);
+    return place_in_part(row, c);
 }
 
-// Read chunk u of operand s, x or y, and go on by step_s.
-#define FETCH(raw, s, u)                                                                       \
-    raw = fetch(at_##s##u, pitch_##s, how_##s);                                                \
+INLINE int place_in_y(int stored, int c)
+{
+    return BX * 192 + place_in_part(CE == 1 ? stored : place_of_row(2 * stored), c);
+}
+
+// Where chunk u of operand s, x or y, is kept: a row of the strip, its place there and in a slot.
+#define PLACE(s, u)                                                                            \
+    const int row_##s##u = ROW_OF(u, rows_##s, how_##s);                                       \
+    const int c_##s##u = CHUNK_OF(u, rows_##s, how_##s);                                       \
+    const int to_##s##u = place_in_##s(row_##s##u, c_##s##u);
+// Where it is read from, in the first slice, and in the last one if that has less depth.
+#define START(s, u) Bytes at_##s##u = start_of_##s(u, before);
+#define START_REST(s, u) at_##s##u = start_of_##s(u, rest);
+#define start_of_x(u, p) start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p)
+#define start_of_y(u, p) start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p)
+// Read it, and go on by step_s.
+#define UNREAD(s, u) Raw raw_##s##u = nothing;
+#define FETCH(s, u)                                                                            \
+    raw_##s##u = fetch(at_##s##u, pitch_##s, how_##s);                                         \
     at_##s##u += step_##s;
 // Take a chunk from where it was read to, start to read what `next` says, and keep the first one.
-#define TAKE(raw, s, u, late, next)                                                            \
+#define TAKE(s, u, raw, late, next)                                                            \
     {                                                                                          \
         float v[8];                                                                            \
         reals_of(v, raw, late);                                                                \
@@ -184,13 +222,10 @@ INLINE int place_in_y(int stored, int c)
         keep(slot + to_##s##u, v, height_##s, is_##s, conj_##s);                               \
     }
 #define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
+#define TAKE_AND_FETCH(s, u) TAKE(s, u, raw_##s##u, LATE(s, u), FETCH(s, u))
+#define TAKE_REST(s, u) TAKE(s, u, fetch_rest(at_##s##u, hop_##s, c_##s##u, left), 0, )
 // The last slice is read once more instead of one beyond.
 #define STEP(s, more) step_##s = (more) ? whole_##s : 0;
-#define TAKE_REST(s, u)                                                                        \
-    {                                                                                          \
-        const Raw raw = fetch_rest(at_##s##u, hop_##s, c_##s##u, left);                        \
-        TAKE(raw, s, u, 0, )                                                                   \
-    }
 #define NEXT_SLOT()                                                                            \
     mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
     __local uchar *slot = slots + turn.stage * SLOT;
@@ -217,7 +252,8 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     __global const ELEM *b, __local uchar *slots, uint full, uint empty,
                     __local uint *least)
 {
-    enum { how_x = ROWS_OF_X, how_y = ROWS_OF_Y, height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
+    enum { how_x = ROWS_OF_X, how_y = ROWS_OF_Y, rows_x = ROWS_X, rows_y = ROWS_Y };
+    enum { height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
     const int item = work_item() - 256;
     // A constant where each producer has chunks of Y.
     const int has_y = CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item < ROWS_Y * 4;
@@ -226,18 +262,8 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     const uint hop_x = how_x == ACROSS ? pitch_x : sizeof(ELEM);
     const uint hop_y = how_y == ACROSS ? pitch_y : sizeof(ELEM);
     const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
-#define PLACE_X(u)                                                                             \
-    const int row_x##u = ROW_OF(u, BX, how_x), c_x##u = CHUNK_OF(u, BX, how_x);                \
-    const int to_x##u = place_in_part(row_x##u, c_x##u);
-#define PLACE_Y(u)                                                                             \
-    const int row_y##u = ROW_OF(u, ROWS_Y, how_y), c_y##u = CHUNK_OF(u, ROWS_Y, how_y);        \
-    const int to_y##u = BX * 192 + place_in_y(row_y##u, c_y##u);
-    PLACE_X(0)
-    PLACE_X(1)
-    PLACE_Y(0)
-#if CHUNKS_Y > 1
-    PLACE_Y(1)
-#endif
+    const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
+    EACH(PLACE)
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
     int number = 0;
 #pragma unroll 1
@@ -250,57 +276,26 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
         const int left = within % (DEPTH / CE);
         int turns = within / (DEPTH / CE);
         uint least_x = 0xffffffffu, least_y = 0xffffffffu;
-#define START_X(u, p) at_x##u = start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p);
-#define START_Y(u, p)                                                                          \
-    at_y##u = start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p);
-        Bytes START_X(0, before)
-        Bytes START_X(1, before)
-        Bytes START_Y(0, before)
-#if CHUNKS_Y > 1
-        Bytes START_Y(1, before)
-#endif
+        EACH(START)
         const int rest = before + within - left;
         if (turns > 0) {
-            Raw raw0, raw1;
             ulong STEP(x, turns > 1)
             ulong STEP(y, turns > 1)
-            FETCH(raw0, x, 0)
-            FETCH(raw1, x, 1)
-            Raw raw2 = raw0;
-            if (has_y) {
-                FETCH(raw2, y, 0)
-            }
-#if CHUNKS_Y > 1
-            Raw FETCH(raw3, y, 1)
-#endif
+            EACH(UNREAD)
+            EACH_OWN(FETCH)
 #pragma unroll 1
             for (; turns > 0; turns--) {
                 NEXT_SLOT()
                 STEP(x, turns > 2)
                 STEP(y, turns > 2)
-                TAKE(raw0, x, 0, LATE(x, 0), FETCH(raw0, x, 0))
-                TAKE(raw1, x, 1, LATE(x, 1), FETCH(raw1, x, 1))
-                if (has_y)
-                    TAKE(raw2, y, 0, LATE(y, 0), FETCH(raw2, y, 0))
-#if CHUNKS_Y > 1
-                TAKE(raw3, y, 1, LATE(y, 1), FETCH(raw3, y, 1))
-#endif
+                EACH_OWN(TAKE_AND_FETCH)
                 FILLED(turns == 1 && left == 0)
             }
         }
         if (left > 0) {
-            START_X(0, rest)
-            START_X(1, rest)
-            START_Y(0, rest)
+            EACH(START_REST)
             NEXT_SLOT()
-            TAKE_REST(x, 0)
-            TAKE_REST(x, 1)
-            if (has_y)
-                TAKE_REST(y, 0)
-#if CHUNKS_Y > 1
-            START_Y(1, rest)
-            TAKE_REST(y, 1)
-#endif
+            EACH_OWN(TAKE_REST)
             FILLED(1)
         }
     }

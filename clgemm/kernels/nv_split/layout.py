@@ -43,11 +43,13 @@ class Tile(NamedTuple):
 
     mi: int
     by: int
+    groups_x: int = 2
+    """Warpgroups that share the rows of X; 1: the two share those of Y."""
 
     @property
     def bx(self) -> int:
-        """Rows of X, by two warpgroups."""
-        return 128 * self.mi
+        """Rows of X."""
+        return 64 * self.mi * self.groups_x
 
 
 # Times on a compute unit, fitted to drawn products on an H100, in slices of the largest tile there.

@@ -29,7 +29,11 @@
 #ifndef BY
 #define BY 128  // rows of Y in a strip
 #endif
-#define BX (128 * MI)  // rows of X in a strip: two warpgroups
+#ifndef GROUPS_X
+#define GROUPS_X 2  // warpgroups that share the rows of X; 1: the two share those of Y
+#endif
+#define BX (64 * MI * GROUPS_X)  // rows of X in a strip
+#define WY (BY * GROUPS_X / 2)   // rows of Y that a warpgroup multiplies
 #define ROWS_X (BX)    // the same in rows of elements
 #define ROWS_Y (BY / CE)
 

@@ -5,14 +5,14 @@
 // instruction that needs it stands in a PTX comment, "//@@", that the compiler carries through;
 // ptx.py takes the mark away, sets the target, and the driver assembles the text.
 //
-// wgmma computes D[64][BY] += X[64][16] * Y[BY][16]^T.  Of D a work-item holds, at index q of BY/2,
+// wgmma computes D[64][WY] += X[64][16] * Y[WY][16]^T.  Of D a work-item holds, at index q of WY/2,
 //      row     (warp % 4) * 16 + lane / 4 + (q / 2 % 2) * 8
 //      column  (q / 4) * 8 + lane % 4 * 2 + q % 2
 // X and Y are K-major: rows of DEPTH elements of two bytes, their chunks of 16 bytes swizzled:
 //      DEPTH 64: rows of 128 bytes, chunk c of row r lies at c ^ (r % 8)
 //      DEPTH 32: rows of  64 bytes, chunk c of row r lies at c ^ (r / 2 % 4)
 
-#define ACCUMULATORS (BY / 2)
+#define ACCUMULATORS (WY / 2)
 #define BLOCKS MI
 
 // Where the accumulators [BLOCKS][ACCUMULATORS] of a work-item lie in a tile: 2 * BLOCKS rows, from
@@ -20,12 +20,12 @@
 // in nv_split/parts.cl) for j in ACCUMULATORS / 8.
 INLINE int row_of(int item)
 {
-    return (item >> 7) * MI * 64 + (item >> 5 & 3) * 16 + (item >> 2 & 7);
+    return (GROUPS_X > 1 ? (item >> 7) * MI * 64 : 0) + (item >> 5 & 3) * 16 + (item >> 2 & 7);
 }
 
 INLINE int column_of(int item)
 {
-    return (item & 3) * 4;
+    return (GROUPS_X > 1 ? 0 : (item >> 7) * WY) + (item & 3) * 4;
 }
 #define ROW_STEP(i) ((i) / 2 * 64 + (i) % 2 * 8)
 
@@ -39,7 +39,7 @@ INLINE int column_of(int item)
 #define REGS_64                                                                                \
     REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, "    \
             "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#if BY == 128
+#if WY == 128
 #define ACCS(d) ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
 #define SHAPE_AND_REGS(type) "m64n128k16.f32." type "." type " {" REGS_64 "}, %64, %65, "
 #else
