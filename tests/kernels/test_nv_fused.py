@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pyopencl as cl
@@ -31,10 +33,10 @@ from test_nv_split_accuracy import (
     wide,
 )
 
-from clgemm.kernels import BY_NAME, source
+from clgemm.kernels import source
 from clgemm.kernels.family import gemm_args
 from clgemm.kernels.nv_fused import estimate
-from clgemm.kernels.nv_fused.family import NvFused
+from clgemm.kernels.nv_fused.family import ITEMS, NvFused
 from clgemm.kernels.nv_split.family import LOCAL_BYTES
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
@@ -44,7 +46,19 @@ from clgemm.tuning.measure.verify import random_matrix, run_once
 FAMILY = NvFused()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
 TILES = list(estimate.TIMES)
-WAYS = [(tile, parts) for tile in TILES for parts in (1, 2, 5)]
+DEALINGS = [(Fraction(1), 2), (Fraction(1, 5), 0), (Fraction(2, 3), 0), (Fraction(3, 4), 1)]
+"""Parts of a tile that are a work-group's, and how many whole ones it has before."""
+WAYS = [(tile, dealing) for tile in TILES for dealing in DEALINGS]
+
+
+def dealt(g, tile, dealing):
+    """Deal tiles out to work-groups in that way, if there are as many slices."""
+    piece, rounds = dealing
+    tiles, slices = estimate.count_tiles(g, tile), -(-reals(g)[2] // SLICE)
+    if piece.denominator == 1 or piece.denominator > slices:
+        return estimate.Way(tile, tiles, Fraction(1), -(-tiles // (rounds + 1)), 0.0)
+    groups = math.ceil(tiles / (rounds + piece))
+    return estimate.Way(tile, min(tiles, rounds * groups), piece, groups, 0.0)
 
 
 def of_size(m, n, k, code="s", **more):
@@ -54,7 +68,7 @@ def of_size(m, n, k, code="s", **more):
 
 
 def ways(names, *parameters):
-    """Parametrize a test by a tile, parts of k, and more: each pair of values in some row."""
+    """Parametrize a test by a tile, a dealing, and more: each pair of values in some row."""
     rows = [
         pytest.param(*row, marks=[pytest.mark.families("nv_fused"), pytest.mark.device])
         for row in pairwise(WAYS, *parameters)
@@ -64,13 +78,8 @@ def ways(names, *parameters):
 
 @pytest.fixture
 def config(request, device, monkeypatch):
-    """Give the default configuration, while all plans take this tile and as many parts as fit."""
-    tile, parts = request.param
-
-    def forced(g, _largest, _units):
-        return estimate.Way(tile, min(parts, -(-reals(g)[2] // SLICE)), 0.0)
-
-    monkeypatch.setattr(estimate, "best_way", forced)
+    """Give the default configuration, while all plans take this tile and dealing."""
+    monkeypatch.setattr(estimate, "best_way", lambda g, *_: dealt(g, *request.param))
     return FAMILY.default(device.traits, PRECISIONS["s"])
 
 
@@ -146,44 +155,52 @@ STUBS = """
 """
 FILL = """
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
-void fill(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, int slices,
-          __global uchar *slots, __global uint *least)
+void fill(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int strips_x, int strips_y,
+          int slices, __global uchar *slots, __global uint *least)
 {
-    const Tasks all = {tasks, parts, strips_x, strips_y, slices};
-    produce(&g, &all, a, b, slots, 0, 0, least);
+    const Tasks all = {tiles, uncut, piece, pieces, strips_x, strips_y, slices};
+    const int group = get_group_id(0);
+    produce(&g, &all, a, b, slots + (long)group * STAGES * SLOT, 0, 0, least + group * 2 * RING);
 }
 """
 FILES_OF_PRODUCERS = ("nv_split/turns.cl", "nv_fused/tasks.cl", "nv_fused/load.cl")
-SLOTS = 24
+SLOTS = 48  # of a work-group
 SOME_SMALL = np.float32(2.0**-20).view(np.uint32)
 
 
-def filled(device, problem, a, b, tile, parts):
-    """Run the producers; return the slots as bytes, the least floats as bits, and the tasks."""
+def filled(device, problem, a, b, tile):
+    """Run the producers; return the slots as bytes and the least floats as bits, by work-group."""
     config = FAMILY.default(HOPPER, PRECISIONS[problem.precision])
     step = FAMILY.plan(HOPPER, problem, config).steps[0]
-    tasks, _, strips_x, strips_y, slices = step.args[6:11]
-    turns = -(-reals(problem)[2] // 32) * (tasks // parts)
-    assert turns <= SLOTS
+    groups = step.global_size[0] // ITEMS
     defines = tuple((dict(step.kernel.defines) | {"STAGES": SLOTS}).items())
     head = source.text(step.kernel._replace(files=(), defines=defines))
     head += source.read("nv_split/split.cl") + source.read("nv_split/parts.cl")
     body = "".join(source.read(file) for file in FILES_OF_PRODUCERS)
     kernel = cl.Kernel(opencl.build(device.context, head + STUBS + body + FILL), "fill")
-    slots = np.full(turns * (tile.bx + tile.by) * 192, 0xFF, np.uint8)
-    least = np.full(16, 0xFFFFFFFF, np.uint32)
+    slots = np.full((groups, SLOTS, (tile.bx + tile.by) * 192), 0xFF, np.uint8)
+    least = np.full((groups, 8, 2), 0xFFFFFFFF, np.uint32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
     memory = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b, slots, least)]
-    numbers = [np.int32(x) for x in (tasks, parts, strips_x, strips_y, slices)]
     dtype = PRECISIONS[problem.precision].dtype.type
     kernel.set_args(
-        gemm_args(problem)[0], dtype(1), dtype(0), memory[0], memory[1], memory[2], *numbers,
-        memory[2], memory[3],
+        gemm_args(problem)[0], dtype(1), dtype(0), *memory[:3],
+        *(np.int32(x) for x in step.args[6:13]), *memory[2:],
     )  # fmt: skip
-    cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (256,))
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (groups * 256,), (256,))
     cl.enqueue_copy(device.queue, slots, memory[2])
     cl.enqueue_copy(device.queue, least, memory[3])
-    return slots.reshape(turns, -1), least, tasks
+    return slots, least
+
+
+def tasks_of(way, tiles, slices, group):
+    """Give the tiles of a work-group, and the slices that it computes of each."""
+    for tile in range(group, way.whole, way.groups):
+        yield tile, 0, slices
+    begin, end = group * way.piece, min((group + 1) * way.piece, tiles - way.whole)
+    for tile in range(math.floor(begin), math.ceil(end)):
+        first, last = (min(max(x - tile, 0), 1) * slices for x in (begin, end))
+        yield way.whole + tile, math.floor(first), math.floor(last)
 
 
 def rows_of_strip(rows, strip, height, depth):
@@ -224,18 +241,20 @@ LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
 
 
 @pytest.mark.parametrize(
-    ("code", "ops", "tile", "parts", "gap"), pairwise("sc", LAYOUTS, TILES, [1, 2], [0, 1, 3])
+    ("code", "ops", "tile", "dealing", "gap"),
+    pairwise("sc", LAYOUTS, TILES, DEALINGS, [0, 1, 3]),
 )
 def test_producers_write_what_the_tensor_cores_read(
-    device, code, ops, tile, parts, gap, rng, monkeypatch
+    device, code, ops, tile, dealing, gap, rng, monkeypatch
 ):
     if device.traits.max_work_group_size < 256:
         pytest.skip(f"{device} cannot run work-groups of 256")
-    monkeypatch.setattr(estimate, "best_way", lambda *_: estimate.Way(tile, parts, 0.0))
     precision, ce = PRECISIONS[code], PRECISIONS[code].parts
     for m, n, k in (
-        ((tile.by + 6) // ce, tile.bx + 1, 70), (50 // ce, tile.bx - 28, 128), (9, tile.bx + 3, 65),
-    ):  # fmt: skip
+        ((tile.by + 6) // ce, tile.bx + 1, 350),
+        (50 // ce, tile.bx - 28, 128),
+        (9, tile.bx + 3, 65),
+    ):
         (memory_a, a), (memory_b, b) = (
             with_memory(rng, precision, m, k, ops[0], gap),
             with_memory(rng, precision, k, n, ops[1], gap),
@@ -243,25 +262,31 @@ def test_producers_write_what_the_tensor_cores_read(
         a.data[0, :3] = 0, 2.0**-90, 2.0**-30
         problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
         problem = problem._replace(aligned=True)
-        slots, least, tasks = filled(device, problem, memory_a, memory_b, tile, parts)
-        slices, turn = -(-k * ce // SLICE), 0
+        tiles, slices = estimate.count_tiles(problem, tile), -(-k * ce // SLICE)
+        way = dealt(problem, tile, dealing)
+        monkeypatch.setattr(estimate, "best_way", lambda *_, way=way: way)
+        slots, least = filled(device, problem, memory_a, memory_b, tile)
         x_rows, y_rows = parts_as_reals(value(b).T), expanded_rows(value(a))
         strips_x, order = -(-n // tile.bx), np.array(stored_order(tile.by))
-        for task in range(tasks):
-            number, part = divmod(task, parts)
-            strip_y, strip_x = divmod(number, strips_x)
-            x = rows_of_strip(x_rows, strip_x, tile.bx, slices * SLICE)
-            y = rows_of_strip(y_rows, strip_y, tile.by, slices * SLICE)
-            first, last = (slices * p // parts * SLICE for p in (part, part + 1))
-            for at in range(first, min(last, k * ce), 32):
-                here = slice(at, at + 32)
-                panel_x, panel_y = np.split(slots[turn], [tile.bx * 192])
-                check_parts(panel_x, x[:, here], slice(None))
-                check_parts(panel_y, y[order, here], strip_y * tile.by + order < len(y_rows))
-                turn += 1
-            assert least[task * 2] == least_bits(x[:, first:last])
-            assert least[task * 2 + 1] == least_bits(y[:, first:last])
-        assert turn == len(slots)
+        met = np.zeros((tiles, slices), int)
+        for group in range(way.groups):
+            turn = 0
+            for number, (at_tile, first, last) in enumerate(tasks_of(way, tiles, slices, group)):
+                strip_y, strip_x = divmod(at_tile, strips_x)
+                x = rows_of_strip(x_rows, strip_x, tile.bx, slices * SLICE)
+                y = rows_of_strip(y_rows, strip_y, tile.by, slices * SLICE)
+                for at in range(first * SLICE, min(last * SLICE, k * ce), 32):
+                    here = slice(at, at + 32)
+                    panel_x, panel_y = np.split(slots[group, turn], [tile.bx * 192])
+                    check_parts(panel_x, x[:, here], slice(None))
+                    check_parts(panel_y, y[order, here], strip_y * tile.by + order < len(y_rows))
+                    turn += 1
+                met[at_tile, first:last] += 1
+                inside = slice(first * SLICE, last * SLICE)
+                assert least[group, number, 0] == least_bits(x[:, inside])
+                assert least[group, number, 1] == least_bits(y[:, inside])
+            assert np.all(slots[group, turn:] == 0xFF), "nothing else is computed"
+        assert np.all(met == 1), "the model deals out each slice once"
 
 
 @pytest.mark.slow
@@ -324,26 +349,30 @@ def test_claims_what_it_computes_sooner_than_other_families():
     assert not FAMILY.accepts(of_size(64, 64, 64, lda=2**30))
 
 
-def test_k_is_cut_where_tiles_are_few():
-    alone = estimate.best_way(of_size(2112, 2048, 2048), 128, 132)
-    assert alone.parts == 1
-    few = estimate.best_way(of_size(300, 300, 9000), 128, 132)
-    assert few.parts > 1
-    plan = FAMILY.plan(HOPPER, of_size(300, 300, 9000), FAMILY.default(HOPPER, PRECISIONS["s"]))
-    tiles = estimate.count_tiles(of_size(300, 300, 9000), few.tile)
+def test_k_is_cut_where_tiles_are_few_or_leave_units_idle():
+    default = FAMILY.default(HOPPER, PRECISIONS["s"])
+    few = of_size(300, 300, 9000)
+    way = estimate.best_way(few, 256, 132)
+    tiles, area = estimate.count_tiles(few, way.tile), way.tile.bx * way.tile.by
+    assert (way.whole, way.groups) == (0, math.ceil(tiles / way.piece))
+    assert 100 < way.groups <= 132
+    plan = FAMILY.plan(HOPPER, few, default)
     assert plan.takes_tickets
-    assert plan.scratch_bytes == tiles * few.parts * few.tile.bx * few.tile.by * 4
-    whole = FAMILY.plan(HOPPER, of_size(2112, 2048, 2048), FAMILY.default(HOPPER, PRECISIONS["s"]))
-    assert (whole.takes_tickets, whole.scratch_bytes) == (False, 0)
-    assert BY_NAME["nv_fused"].name == "nv_fused"
+    assert plan.scratch_bytes == 2 * way.groups * area * 4
+    alone = of_size(128 * 132, 128, 2048)
+    assert estimate.best_way(alone, 256, 132).whole == 132
+    plan = FAMILY.plan(HOPPER, alone, default)
+    assert (plan.takes_tickets, plan.scratch_bytes) == (False, 0)
+    more = estimate.best_way(of_size(9070, 68, 1196, "c"), 256, 132)
+    assert more.whole == more.groups == 132
+    assert 142 - 132 <= 132 * more.piece < 132 / 2
 
 
 def test_a_unit_has_one_work_group():
     for g in (of_size(9000, 9000, 64), of_size(130, 70, 64), of_size(500, 500, 600, "c", batch=3)):
         step = FAMILY.plan(HOPPER, g, FAMILY.default(HOPPER, PRECISIONS[g.precision])).steps[0]
-        way = estimate.best_way(g, 128, 132)
-        tasks = estimate.count_tiles(g, way.tile) * way.parts
-        assert step.global_size == (512 * min(132, tasks),)
+        assert step.global_size == (512 * estimate.best_way(g, 256, 132).groups,)
+        assert step.global_size[0] <= 512 * 132
 
 
 def test_smaller_tiles_are_for_smaller_products():

@@ -5,15 +5,19 @@ Constants were fitted to drawn products on an H100.
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import TICKETS, precision_of
+from clgemm.kernels.family import precision_of
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from clgemm.problem import Gemm
 
 
@@ -35,8 +39,9 @@ TIMES = {
 LAUNCH = 5.7e-6  # of the launch, until a first tile's products begin, and its store
 TICKET = 3.2e-6  # until a work-group knows that it is the last of its tile, and ...
 GATHERED = 1.25e11  # ... bytes a second that it reads of the parts
-PARTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)  # of k, that are tried
-MOST_TASKS = 4  # for each compute unit, if k is cut: so much scratch memory
+MOST_PLACES = 32
+"""Places of k at which pieces of tiles may begin: see nv_split/layout.py; pieces that are ..."""
+FEW_PLACES = 8  # ... more than one such part end in another tile than they begin in
 TURN = 32  # reals of k
 
 SPLIT_SHORT, SPLIT_LONG = 14e-6, 17.5e-6  # of the launches of nv_split, two or three
@@ -45,10 +50,14 @@ SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs
 
 
 class Way(NamedTuple):
-    """A tile, and into how many parts k is cut."""
+    """A tile, and how tiles are dealt to work-groups."""
 
     tile: Tile
-    parts: int
+    whole: int
+    """Tiles that are not cut along k."""
+    piece: Fraction
+    """Tiles of the others that a work-group computes, until all are."""
+    groups: int
     seconds: float
 
 
@@ -57,27 +66,37 @@ def count_tiles(g: Gemm, tile: Tile) -> int:
     return count_macro_tiles(g, tile.by // precision_of(g).parts, tile.bx)
 
 
-def _ways(g: Gemm, tile: Tile, units: int) -> list[Way]:
+def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
     depth, times = reals(g)[2], TIMES[tile]
-    tiles, slices = count_tiles(g, tile), -(-depth // SLICE)
+    tiles, slices, turns = count_tiles(g, tile), -(-depth // SLICE), -(-depth // TURN)
     turn = times.turn_complex if precision_of(g).is_complex else times.turn
-    ways = []
-    for parts in PARTS:
-        tasks = tiles * parts
-        if parts > 1 and (parts > slices or tasks > MOST_TASKS * units or tiles > TICKETS):
-            break
-        rounds = -(-tasks // units)
-        turns = min(SLICE // TURN * -(-slices // parts), -(-depth // TURN))
-        seconds = LAUNCH + rounds * turns * turn + (rounds - 1) * times.next
-        if parts > 1:
-            seconds += TICKET + parts * tile.bx * tile.by * 4 / GATHERED
-        ways.append(Way(tile, parts, seconds))
-    return ways
+    rounds = -(-tiles // units)
+    seconds = LAUNCH + rounds * turns * turn + (rounds - 1) * times.next
+    yield Way(tile, tiles, Fraction(1), min(tiles, units), seconds)
+    rounds, left = divmod(tiles, units)
+    area = tile.bx * tile.by * 4
+    for count, places in _pieces(left, units, slices):
+        straddles = count > 1
+        most = rounds * turns + min(SLICE // TURN * -(-count * slices // places), turns)
+        seconds = LAUNCH + most * turn + (rounds + straddles) * times.next
+        seconds += TICKET + (-(-places // count) + straddles) * area / GATHERED
+        groups = units if rounds else -(-left * places // count)
+        yield Way(tile, rounds * units, Fraction(count, places), groups, seconds)
+
+
+def _pieces(left: int, units: int, slices: int) -> Iterator[tuple[int, int]]:
+    """Give parts of a tile, of so many, that a work-group may compute of the `left` ones."""
+    for places in range(2, min(MOST_PLACES, slices) + 1):
+        count = -(-left * places // units)
+        if 0 < count < places and (
+            count == 1 or (places <= FEW_PLACES and math.gcd(count, places) == 1)
+        ):
+            yield count, places
 
 
 @lru_cache(maxsize=256)
 def best_way(g: Gemm, largest: int, units: int) -> Way:
-    """Choose the tile, of at most `largest` rows of Y, and the parts that take the least time."""
+    """Choose the tile, of at most `largest` rows of Y, and the way that take the least time."""
     return min(
         (way for tile in TIMES if tile.by <= largest for way in _ways(g, tile, units)),
         key=lambda way: way.seconds,

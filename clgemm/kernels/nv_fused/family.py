@@ -62,7 +62,7 @@ MOST_STAGES = 6
 LEAST_DEPTH = 16
 LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
 LEAST_CLAIMED = 48  # ... and with less depth, of reals, of which half the last slot is empty
-SIGNATURE = GEMM_SIGNATURE + "iiiiipp"
+SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
 TILED_LAUNCH = 4e-6  # what gpu_tiled takes beside its steps along k
@@ -149,10 +149,8 @@ class NvFused(KernelFamily):
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Multiply, by as many work-groups as there is work for, and units."""
         way = estimate.best_way(problem, config["BY"], traits.compute_units)
-        tile = way.tile
+        tile, tiles = way.tile, estimate.count_tiles(problem, way.tile)
         rows_x, rows_y, depth = reals(problem)
-        strips = -(-rows_x // tile.bx), -(-rows_y // tile.by)
-        tasks = strips[0] * strips[1] * problem.batch * way.parts
         defines = precision_defines(precision_of(problem)) | {
             "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "STAGES": self.stages(tile),
             "ROWS_OF_X": how_rows_lie(problem, is_y=False),
@@ -162,13 +160,14 @@ class NvFused(KernelFamily):
             FILES, "nv_fused_gemm", tuple(sorted(defines.items())), SIGNATURE, "sm_90a"
         )
         args = (
-            *gemm_args(problem), tasks, way.parts, *strips, -(-depth // SLICE),
+            *gemm_args(problem), tiles, way.whole, way.piece.numerator, way.piece.denominator,
+            -(-rows_x // tile.bx), -(-rows_y // tile.by), -(-depth // SLICE),
             "scratch", "tickets",
         )  # fmt: skip
-        groups = min(tasks, traits.compute_units)
-        step = Step(kernel, (groups * ITEMS,), (ITEMS,), args)
-        scratch = tasks * tile.bx * tile.by * 4 if way.parts > 1 else 0
-        return Plan((step,), scratch, takes_tickets=way.parts > 1)
+        step = Step(kernel, (way.groups * ITEMS,), (ITEMS,), args)
+        is_cut = way.whole < tiles
+        scratch = is_cut * 2 * way.groups * tile.bx * tile.by * 4
+        return Plan((step,), scratch, takes_tickets=is_cut)
 
 
 def how_rows_lie(g: Gemm, *, is_y: bool) -> int:

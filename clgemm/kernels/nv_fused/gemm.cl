@@ -45,27 +45,29 @@ INLINE int is_not_finite(const float acc[ACCUMULATORS])
 }
 
 // A part leaves its sums; who takes the last ticket of the tile gets the sums of all, in their order.
-INLINE int join_parts(float acc[ACCUMULATORS], __global float4 *sums, int part, int parts,
-                      __global uint *ticket, volatile __local int *is_last)
+INLINE int join_parts(float acc[ACCUMULATORS], const Tasks *all, const Task *t,
+                      __global float4 *sums, __global uint *tickets, volatile __local int *is_last)
 {
-    const int me = work_item();
+    const int me = work_item(), mine = place_of_part(all, t->shared, get_group_id(0));
+    const int begin = groups_of_tile(all, t->shared).x;
     sums += me;
     UNROLL
     for (int q = 0; q < ACCUMULATORS / 4; q++)
-        sums[part * (BX * BY / 4) + q * 256] =
+        sums[(long)mine * (BX * BY / 4) + q * 256] =
             (float4)(acc[q * 4], acc[q * 4 + 1], acc[q * 4 + 2], acc[q * 4 + 3]);
     multipliers_sync();
     if (me == 0)
-        *is_last = is_last_ticket(ticket, parts);
+        *is_last = is_last_ticket(tickets + t->shared, t->parts);
     multipliers_sync();
     if (!*is_last)
         return 0;
     CLEAR(acc)
 #pragma unroll 1
-    for (int p = 0; p < parts; p++) {
+    for (int group = begin; group < begin + t->parts; group++) {
+        const int place = place_of_part(all, t->shared, group);
         UNROLL
         for (int q = 0; q < ACCUMULATORS / 4; q++) {
-            const float4 v = sums[p * (BX * BY / 4) + q * 256];
+            const float4 v = sums[(long)place * (BX * BY / 4) + q * 256];
             acc[q * 4] += v.x;
             acc[q * 4 + 1] += v.y;
             acc[q * 4 + 2] += v.z;
@@ -76,8 +78,8 @@ INLINE int join_parts(float acc[ACCUMULATORS], __global float4 *sums, int part, 
 }
 
 __kernel __attribute__((reqd_work_group_size(512, 1, 1)))
-void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, int slices,
-                   __global float4 *sums, __global uint *tickets)
+void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int strips_x,
+                   int strips_y, int slices, __global float4 *sums, __global uint *tickets)
 {
     __local uchar slots[STAGES * SLOT] __attribute__((aligned(1024)));
     __local float fma_x[FMA_DEPTH * BX] __attribute__((aligned(16)));
@@ -86,7 +88,7 @@ void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, 
     __local uint least[RING * 2];
     __local Segment whole;
     __local int is_last;
-    const Tasks all = {tasks, parts, strips_x, strips_y, slices};
+    const Tasks all = {tiles, uncut, piece, pieces, strips_x, strips_y, slices};
     const int item = get_local_id(0), lane = item & 31, warp = item >> 5, group = warp >> 2;
     const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
     if (item == 0) {
@@ -108,10 +110,11 @@ void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, 
 
     const uint first_slot = LOCAL_ADDRESS(slots);
     Turn turn = {0, 0};
-    int number = 0;
 #pragma unroll 1
-    for (int task = get_group_id(0); task < tasks; task += get_num_groups(0), number++) {
-        const Task t = task_of(&g, &all, task);
+    for (int number = 0;; number++) {
+        const Task t = task_of(&g, &all, number);
+        if (t.turns == 0)
+            return;
         float acc[1][ACCUMULATORS], tmp[ACCUMULATORS];
         CLEAR(acc[0])
         CLEAR(tmp)
@@ -135,8 +138,7 @@ void nv_fused_gemm(GEMM_ARGS, int tasks, int parts, int strips_x, int strips_y, 
         }
         if (are_too_small(least + number % RING * 2))
             acc[0][0] = NAN;
-        if (parts > 1 && !join_parts(acc[0], sums + (long)t.tile * parts * (BX * BY / 4),
-                                     task % parts, parts, tickets + t.tile, &is_last)) {
+        if (t.parts > 1 && !join_parts(acc[0], &all, &t, sums, tickets, &is_last)) {
             if (item < 2)
                 least[number % RING * 2 + item] = 0xffffffffu;
             continue;

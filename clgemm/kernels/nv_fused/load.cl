@@ -265,10 +265,11 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
     EACH(PLACE)
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
-    int number = 0;
 #pragma unroll 1
-    for (int task = get_group_id(0); task < all->tasks; task += get_num_groups(0), number++) {
-        const Task t = task_of(g, all, task);
+    for (int number = 0;; number++) {
+        const Task t = task_of(g, all, number);
+        if (t.turns == 0)
+            return;
         const int before = t.first * (2 * DEPTH / CE);
         const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
         // Of the last turn there may be less than a slot of k.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
@@ -59,7 +58,7 @@ END = 2.75  # of a tile's store and the wait for its first slices, ...
 JOIN = 1.75  # ... of partial tiles, left and added, ...
 STRADDLE = 2.7  # ... and more if pieces end in another tile than they begin in
 ALONE = 0.6  # of a slice, while hardly another worker asks the cache for any
-THIN = Fraction(2, 3)  # of a tile in a thin strip; also in nv_split/walk.cl
+THICK, THIN = 3, 2  # what tiles count, and those in a thin strip; also in nv_split/walk.cl
 
 
 class Split(NamedTuple):
@@ -186,15 +185,17 @@ def share(problem: Gemm, tile: Tile, workers: int) -> Dealing:
     time = rounds * (slices + END) + (_busy(last / workers) * slices + END if last else 0)
     alone = Dealing(tiles, Fraction(1), time * TIMES[tile])
     rounds = (tiles - thin) // workers
-    left = (tiles - thin - rounds * workers + THIN * thin) / workers  # tiles a worker
-    piece = min(Fraction(math.ceil(left * places), places) for places in range(1, MOST_PLACES + 1))
-    if not 0 < piece <= 1:
+    left = THICK * (tiles - thin - rounds * workers) + THIN * thin
+    even = left / (THICK * workers)
+    pieces = ((-(-left * p // (THICK * workers)), p) for p in range(1, MOST_PLACES + 1))
+    count, places = min(pieces, key=lambda piece: piece[0] / piece[1])
+    if not 0 < count <= places:
         return alone
-    time = rounds * (slices + END) + _busy(float(left / piece)) * piece * slices + END + JOIN
-    time += STRADDLE * (piece.numerator > 1)
-    return min(
-        alone, Dealing(rounds * workers, piece, time * TIMES[tile]), key=lambda way: way.slices
-    )
+    piece = count / places
+    time = rounds * (slices + END) + _busy(even / piece) * piece * slices + END + JOIN
+    time += STRADDLE * (count > 1)
+    cut = Dealing(rounds * workers, Fraction(count, places), time * TIMES[tile])
+    return min(alone, cut, key=lambda way: way.slices)
 
 
 def _busy(part: float) -> float:
