@@ -44,9 +44,10 @@ MOST_PLACES = 32
 FEW_PLACES = 8  # ... more than one such part end in another tile than they begin in
 TURN = 32  # reals of k
 
-SPLIT_SHORT, SPLIT_LONG = 14e-6, 17.5e-6  # of the launches of nv_split, two or three
-SPLIT_SLICE = 2.5e-6  # of a slice of its largest tile
-SPLIT_PACKED = 2.5e11  # reals a second that it surveys and packs
+SPLIT_SHORT, SPLIT_LONG = 14e-6, 17e-6  # of the launches of nv_split, two or three
+SPLIT_SLICE = 2.35e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2.4e11  # reals a second that it surveys and packs, and ...
+SPLIT_STORED = 9e11  # ... that it stores, beside what its tiles' ends take
 
 
 class Way(NamedTuple):
@@ -108,6 +109,6 @@ def split_seconds(g: Gemm, units: int) -> float:
     rows_x, rows_y, depth = reals(g)
     largest = Tile(2, 128)
     slices = layout.share(g, layout.best_tile(g, largest, units), units).slices
-    packed = (rows_x + rows_y) * depth * g.batch
+    packed, stored = (rows_x + rows_y) * depth * g.batch, rows_x * rows_y * g.batch
     launches = SPLIT_SHORT if layout.is_short(g) else SPLIT_LONG
-    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED
+    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED + stored / SPLIT_STORED
