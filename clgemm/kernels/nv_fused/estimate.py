@@ -38,7 +38,8 @@ TIMES = {
 }
 LAUNCH = 5.7e-6  # of the launch, until a first tile's products begin, and its store
 TICKET = 3.2e-6  # until a work-group knows that it is the last of its tile, and ...
-GATHERED = 1.25e11  # ... bytes a second that it reads of the parts
+GATHERED = 1.25e11  # ... bytes a second that it reads of the parts, ...
+SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
 MOST_PLACES = 32
 """Places of k at which pieces of tiles may begin: see nv_split/layout.py; pieces that are ..."""
 FEW_PLACES = 8  # ... more than one such part end in another tile than they begin in
@@ -80,7 +81,8 @@ def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
         straddles = count > 1
         most = rounds * turns + min(SLICE // TURN * -(-count * slices // places), turns)
         seconds = LAUNCH + most * turn + (rounds + straddles) * times.next
-        seconds += TICKET + (-(-places // count) + straddles) * area / GATHERED
+        parts = -(-places // count) + straddles
+        seconds += TICKET + parts * area / (1 if straddles else min(parts, SHARES)) / GATHERED
         groups = units if rounds else -(-left * places // count)
         yield Way(tile, rounds * units, Fraction(count, places), groups, seconds)
 

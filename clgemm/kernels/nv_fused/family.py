@@ -22,8 +22,11 @@ tiny take longer here than in `nv_split`, which scales.
 With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
 off is estimated as (k/32 + 10) u.
 
-A tile is 128 columns of C by 128 or 64 reals of its rows, or 64 by 256.  Where tiles are few k is
-cut, and who is last of a tile adds up its parts (nv_ticket.cl).  `estimate` chooses.
+A tile is 128 columns of C by 128 or 64 reals of its rows, or 64 by 256.  Tiles that do not come out
+even with the units are cut along k.  Where that is a work-group's last task, those of a tile wait
+for each other, and each adds up the parts of some columns; else who is last of a tile adds up all
+of them (nv_ticket.cl).  Work-groups of a tile follow each other, so the device has begun all of
+them, or begins the others as soon as those of tiles before have ended.  `estimate` chooses.
 """
 
 from __future__ import annotations

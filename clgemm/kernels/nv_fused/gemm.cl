@@ -44,37 +44,85 @@ INLINE int is_not_finite(const float acc[ACCUMULATORS])
     return zero != 0;
 }
 
-// A part leaves its sums; who takes the last ticket of the tile gets the sums of all, in their order.
-INLINE int join_parts(float acc[ACCUMULATORS], const Tasks *all, const Task *t,
-                      __global float4 *sums, __global uint *tickets, volatile __local int *is_last)
+// Take a ticket of a tile and wait until all its parts have theirs; give it back.  The counter is zero
+// again when all have.  One work-item does.
+INLINE void meet(__global uint *tickets, uint parts)
 {
-    const int me = work_item(), mine = place_of_part(all, t->shared, get_group_id(0));
-    const int begin = groups_of_tile(all, t->shared).x;
+    uint taken;
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(taken)
+                 : "l"((ulong)tickets), "r"(2 * parts - 1)
+                 : "memory");
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+                     : "=r"(taken)
+                     : "l"((ulong)tickets)
+                     : "memory");
+    } while (taken < parts);
+}
+
+INLINE void leave(__global uint *tickets, uint parts)
+{
+    uint before;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"((ulong)tickets), "r"(2 * parts - 1)
+                 : "memory");
+}
+
+// A part leaves its sums.  If no work-group has another task after it, each gets the sums of all for some
+// of the columns; else who takes the last ticket of the tile gets all.  Returned are the first of them and
+// how many there are, in 16s of a warp.  Sums are added in the order of the parts.
+INLINE int2 join_parts(float acc[ACCUMULATORS], const Tasks *all, const Task *t,
+                       __global float4 *sums, __global uint *tickets,
+                       volatile __local int *is_last)
+{
+    const int me = work_item(), group = get_group_id(0), together = all->piece == 1;
+    const int begin = groups_of_tile(all, t->shared).x, mine = group - begin;
+    const int most = ACCUMULATORS / 8;
     sums += me;
     UNROLL
     for (int q = 0; q < ACCUMULATORS / 4; q++)
-        sums[(long)mine * (BX * BY / 4) + q * 256] =
+        sums[(long)place_of_part(all, t->shared, group) * (BX * BY / 4) + q * 256] =
             (float4)(acc[q * 4], acc[q * 4 + 1], acc[q * 4 + 2], acc[q * 4 + 3]);
     multipliers_sync();
-    if (me == 0)
-        *is_last = is_last_ticket(tickets + t->shared, t->parts);
+    if (me == 0) {
+        if (together)
+            meet(tickets + t->shared, t->parts);
+        else
+            *is_last = is_last_ticket(tickets + t->shared, t->parts);
+    }
     multipliers_sync();
-    if (!*is_last)
-        return 0;
+    int2 columns = (int2)(0, most);
+    if (together) {
+        columns.x = most * mine / t->parts;
+        columns.y = most * (mine + 1) / t->parts - columns.x;
+    } else if (!*is_last) {
+        columns.y = 0;
+    }
     CLEAR(acc)
+    sums += columns.x * 512;
 #pragma unroll 1
-    for (int group = begin; group < begin + t->parts; group++) {
-        const int place = place_of_part(all, t->shared, group);
+    for (int g = begin; columns.y > 0 && g < begin + t->parts; g++) {
+        __global const float4 *from = sums + (long)place_of_part(all, t->shared, g) * (BX * BY / 4);
         UNROLL
         for (int q = 0; q < ACCUMULATORS / 4; q++) {
-            const float4 v = sums[(long)place * (BX * BY / 4) + q * 256];
-            acc[q * 4] += v.x;
-            acc[q * 4 + 1] += v.y;
-            acc[q * 4 + 2] += v.z;
-            acc[q * 4 + 3] += v.w;
+            if (q < 2 * columns.y) {
+                const float4 v = from[q * 256];
+                acc[q * 4] += v.x;
+                acc[q * 4 + 1] += v.y;
+                acc[q * 4 + 2] += v.z;
+                acc[q * 4 + 3] += v.w;
+            }
         }
     }
-    return 1;
+    if (together) {
+        multipliers_sync();
+        if (me == 0)
+            leave(tickets + t->shared, t->parts);
+    }
+    return columns;
 }
 
 __kernel __attribute__((reqd_work_group_size(512, 1, 1)))
@@ -136,16 +184,19 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
             }
             next_turn(&turn);
         }
-        if (are_too_small(least + number % RING * 2))
-            acc[0][0] = NAN;
-        if (t.parts > 1 && !join_parts(acc[0], &all, &t, sums, tickets, &is_last)) {
-            if (item < 2)
-                least[number % RING * 2 + item] = 0xffffffffu;
-            continue;
+        if (are_too_small(least + number % RING * 2)) {
+            UNROLL
+            for (int q = 0; q < ACCUMULATORS; q += 8)
+                acc[0][q] = NAN;  // for each of those that add up parts
         }
+        int2 columns = (int2)(0, ACCUMULATORS / 8);
+        if (t.parts > 1)
+            columns = join_parts(acc[0], &all, &t, sums, tickets, &is_last);
         const uint anew = any_multiplier(is_not_finite(acc[0]));
         if (item < 2)
             least[number % RING * 2 + item] = 0xffffffffu;
+        if (columns.y == 0)
+            continue;
         if (anew) {
             CLEAR(acc[0])
             if (item == 0) {
@@ -154,7 +205,13 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
             }
             multipliers_sync();
             fma_segment(acc, &g, a, b, &whole, fma_x, fma_y);
+#pragma unroll 1
+            for (int skipped = 0; skipped < columns.x; skipped++) {
+                UNROLL
+                for (int q = 0; q < ACCUMULATORS - 8; q++)
+                    acc[0][q] = acc[0][q + 8];
+            }
         }
-        store_in_c(acc, &g, t.x, t.y, t.entry, 0, 0, MODE_FMA, c, alpha, beta);
+        store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, 0, MODE_FMA, c, alpha, beta);
     }
 }

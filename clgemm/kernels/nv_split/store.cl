@@ -37,9 +37,10 @@ INLINE Four four_of(const float acc[ACCUMULATORS], int half_row, int e, int4 e_y
     return ab;
 }
 
-// Unscale and store; `whole`: all of it is inside C, and C is aligned to 16 bytes.
-INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mode, ELEM alpha,
-                       ELEM beta, const int whole)
+// Unscale and store so many times 16 columns of a warp; `whole`: all of it is inside C, and C is aligned
+// to 16 bytes.
+INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int count, int mode,
+                       ELEM alpha, ELEM beta, const int whole)
 {
     const int beta_is = beta_class(beta), lane = work_item() & 31, column = lane % 4 * 4;
     const int unscale = mode == MODE_FP16 ? -2 * TARGET_FP16 : -2 * TARGET_BF16;
@@ -55,9 +56,9 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mod
     }
     // Unless `whole`, once more for what is left of the last vector of each row.
 #pragma unroll 1
-    for (int j = 0; j < ACCUMULATORS / 8 + !whole; j++) {
+    for (int j = 0; j < count + !whole; j++) {
         int4 e_y = (int4)(0);
-        if (mode != MODE_FMA && j < ACCUMULATORS / 8)
+        if (mode != MODE_FMA && j < count)
 #if IS_COMPLEX
             e_y = (*(__global const int2 *)(to->ey + j * 8)).xxyy;
 #else
@@ -91,23 +92,31 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int mod
     }
 }
 
-// Store the tile of strips x and y.  ex and ey: exponents of the strips' rows; the fma way has none.
+// Store the tile of strips x and y, of each warp `count` times 16 columns from 16 * first on, which are
+// the first ones in acc.  ex and ey: exponents of the strips' rows; the fma way has none.
+INLINE void store_columns(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x, int y, long entry,
+                          int first, int count, __global const int *ex, __global const int *ey,
+                          int mode, __global ELEM *c, ELEM alpha, ELEM beta)
+{
+    const int me = work_item(), column = column_of(me) + first * 16;
+    const long u = (long)x * BX + row_of(me), v = (long)y * BY + column;
+    Place to;
+    to.c = (__global float *)(c + g->offset_c + entry * g->stride_c + u * g->ldc) + v;
+    to.ex = ex + row_of(me);
+    to.ey = ey + column / CE;
+    to.step = g->ldc * CE;
+    to.rows = (int)min((long)BX, g->n - u);
+    to.columns = (int)min((long)count * 16 - column % 16, g->m * CE - v);
+    if ((long)(x + 1) * BX <= g->n && (long)(y + 1) * BY <= g->m * CE && !((ulong)to.c & 15) &&
+        !(to.step & 3))
+        store_tile(acc, &to, count, mode, alpha, beta, 1);
+    else
+        store_tile(acc, &to, count, mode, alpha, beta, 0);
+}
+
 INLINE void store_in_c(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x, int y, long entry,
                        __global const int *ex, __global const int *ey, int mode,
                        __global ELEM *c, ELEM alpha, ELEM beta)
 {
-    const int me = work_item();
-    const long u = (long)x * BX + row_of(me), v = (long)y * BY + column_of(me);
-    Place to;
-    to.c = (__global float *)(c + g->offset_c + entry * g->stride_c + u * g->ldc) + v;
-    to.ex = ex + row_of(me);
-    to.ey = ey + column_of(me) / CE;
-    to.step = g->ldc * CE;
-    to.rows = (int)min((long)BX, g->n - u);
-    to.columns = (int)min((long)2 * ACCUMULATORS - column_of(me) % 16, g->m * CE - v);
-    if ((long)(x + 1) * BX <= g->n && (long)(y + 1) * BY <= g->m * CE && !((ulong)to.c & 15) &&
-        !(to.step & 3))
-        store_tile(acc, &to, mode, alpha, beta, 1);
-    else
-        store_tile(acc, &to, mode, alpha, beta, 0);
+    store_columns(acc, g, x, y, entry, 0, ACCUMULATORS / 8, ex, ey, mode, c, alpha, beta);
 }
