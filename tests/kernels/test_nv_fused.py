@@ -289,6 +289,48 @@ def test_producers_write_what_the_tensor_cores_read(
         assert np.all(met == 1), "the model deals out each slice once"
 
 
+# Which work-groups have a part of a tile, and where each of them keeps it.
+PARTS = """
+__kernel void parts(int tiles, int piece, int pieces, int slices, int most, __global int *out)
+{
+    const Tasks all = {tiles, 0, piece, pieces, 1, tiles, slices};
+    const int tile = get_global_id(0);
+    const int2 groups = groups_of_tile(&all, tile);
+    out += tile * (most + 2);
+    out[0] = groups.x;
+    out[1] = groups.y;
+    for (int i = 0; i < min(groups.y, most); i++)
+        out[2 + i] = place_of_part(&all, tile, groups.x + i);
+}
+"""
+
+
+@pytest.mark.parametrize("slices", [32, 33, 1000])
+@pytest.mark.parametrize("piece", [Fraction(*x) for x in ((1, 2), (1, 32), (2, 3), (5, 7), (7, 8))])
+def test_parts_of_a_tile_are_kept_apart_and_found(device, piece, slices):
+    tiles, most = 23, 40
+    way = estimate.Way(Tile(1, 128), 0, piece, math.ceil(tiles / piece), 0.0)
+    want: dict[int, list[int]] = {tile: [] for tile in range(tiles)}
+    for group in range(way.groups):
+        for number, (tile, _, _) in enumerate(tasks_of(way, tiles, slices, group)):
+            want[tile].append(2 * group + number)
+    spec = FAMILY.plan(HOPPER, of_size(9, 9, 64), FAMILY.default(HOPPER, PRECISIONS["s"])).steps[0]
+    text = source.text(spec.kernel._replace(files=("nv_split/split.cl", "nv_fused/tasks.cl")))
+    kernel = cl.Kernel(opencl.build(device.context, text + PARTS), "parts")
+    out = np.full((tiles, most + 2), -1, np.int32)
+    got = cl.Buffer(device.context, cl.mem_flags.WRITE_ONLY, out.nbytes)
+    numbers = (np.int32(x) for x in (tiles, piece.numerator, piece.denominator, slices, most))
+    kernel.set_args(*numbers, got)
+    cl.enqueue_nd_range_kernel(device.queue, kernel, (tiles,), None)
+    cl.enqueue_copy(device.queue, out, got)
+    for tile, places in want.items():
+        assert list(out[tile, :2]) == [places[0] // 2, len(places)]
+        assert list(out[tile, 2 : 2 + len(places)]) == places
+    kept = [place for places in want.values() for place in places]
+    assert len(set(kept)) == len(kept)
+    assert max(kept) < 2 * way.groups, "what the scratch holds"
+
+
 @pytest.mark.slow
 @ways("code case", "sc", ["normal", "elements 2^+-20", "one 2^100"])
 def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
