@@ -41,8 +41,9 @@ TICKET = 3.2e-6  # until a work-group knows that it is the last of its tile, and
 GATHERED = 1.25e11  # ... bytes a second that it reads of the parts, ...
 SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
 MOST_PLACES = 32
-"""Places of k at which pieces of tiles may begin: see nv_split/layout.py; pieces that are ..."""
-FEW_PLACES = 8  # ... more than one such part end in another tile than they begin in
+"""Places of k at which pieces may begin that are unit fractions of a tile: nv_split/layout.py."""
+FEW_PLACES = 8
+"""The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
 
 SPLIT_SHORT, SPLIT_LONG = 14e-6, 17e-6  # of the launches of nv_split, two or three
@@ -88,7 +89,7 @@ def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
 
 
 def _pieces(left: int, units: int, slices: int) -> Iterator[tuple[int, int]]:
-    """Give parts of a tile, of so many, that a work-group may compute of the `left` ones."""
+    """Give pieces, as so many of so many parts of a tile, with which the `left` tiles get done."""
     for places in range(2, min(MOST_PLACES, slices) + 1):
         count = -(-left * places // units)
         if 0 < count < places and (

@@ -1,9 +1,9 @@
 // nv_fused, the producers: they read X and Y where they lie, split floats into three bf16, and write the
 // parts into slots, in the layout that the tensor cores read.
 //
-// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y.  While it splits one, others are
-// on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of them
-// nothing is stored.  Neighbouring work-items read
+// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y.  While it splits one,
+// others are on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of
+// them nothing is stored.  Neighbouring work-items read
 //      rows across k    a chunk of 32 rows, element by element
 //      rows along k     4 chunks of a row, in vectors: a row that starts anywhere in three of them
 //
@@ -47,6 +47,7 @@
     if (has_y) {                                                                               \
         EACH_Y(DO)                                                                             \
     }
+
 #define SLOT ((BX + BY) * 192)
 
 typedef __global const uchar *Bytes;

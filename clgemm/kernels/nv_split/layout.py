@@ -51,10 +51,10 @@ class Tile(NamedTuple):
         return 64 * self.mi * self.groups_x
 
 
-# Times on a compute unit, fitted to drawn products on an H100, in slices of the largest tile there.
 TIMES = {Tile(2, 128): 1.0, Tile(1, 128): 0.54, Tile(1, 64): 0.32}
-"""Of a slice by tile: small ones move more data a product.  Below, they are multiplied by this."""
-END = 2.75  # of a tile's store and the wait for its first slices, ...
+"""Of a slice, relative to the largest tile's: small ones move more data a product.  This and what
+follows was fitted to drawn products on an H100."""
+END = 2.75  # slices of a tile in the time of its store and the wait for its first slices, ...
 JOIN = 1.75  # ... of partial tiles, left and added, ...
 STRADDLE = 2.7  # ... and more if pieces end in another tile than they begin in
 ALONE = 0.6  # of a slice, while hardly another worker asks the cache for any
