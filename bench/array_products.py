@@ -11,9 +11,10 @@ from device_peers import CuBLAS
 from shape_products import uniform
 
 import clgemm
-from clgemm import settings
+from clgemm.api.array_decisions import decide_matmul
+from clgemm.dispatch import engines
 from clgemm.problem import PRECISIONS
-from clgemm.runtime import opencl
+from clgemm.runtime import opencl, registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,10 +59,10 @@ class ArrayProduct:
         return a, b
 
     def kernels(self) -> str:
-        """Name the configuration that computes it."""
-        a, b = self._seen((self._a, self._b))
-        with settings.using(route="device"):
-            return clgemm.explain(a, b).config
+        """Name the configuration that computes it, of a stack the first of its products."""
+        engine = engines.of(registry.of_queue(self._x.queue)[0])
+        decision = decide_matmul(engine, self._x, self._y, self._out, same=False)
+        return decision.products[0].runner.work().config
 
     def error(self) -> float:
         """Compare both; 1 is 2 k^1.5 eps max|A| max|B|, which errors of random signs keep."""

@@ -9,11 +9,16 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import PATIENCE
 
+from clgemm.dispatch import engines
+from clgemm.kernels import BY_NAME
+from clgemm.runtime import registry
+from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.tuning.measure import timing
 
 BENCH = Path(__file__).parents[1] / "bench"
@@ -21,10 +26,13 @@ if not BENCH.is_dir():
     pytest.skip("an installed clgemm has no benches beside it", allow_module_level=True)
 sys.path.insert(0, str(BENCH))
 
-random_shapes, shape_products, report, environment, bench_shapes = map(
+random_shapes, shape_products, report, environment, bench_shapes, array_products = map(
     import_module,
-    ("random_shapes", "shape_products", "shapes_report", "environment", "bench_shapes"),
-)
+    (
+        "random_shapes", "shape_products", "shapes_report", "environment", "bench_shapes",
+        "array_products",
+    ),
+)  # fmt: skip
 Bounds, Drawn = random_shapes.Bounds, random_shapes.Drawn
 
 
@@ -205,3 +213,45 @@ def test_limits_are_compared_in_processes_of_their_own(device, tmp_path):
         (found,) = limits[name]
         assert found["ratio"] > 0
         assert found["allowed"] == (1 if "=1" in name else found["allowed"])
+
+
+class Tensor(np.ndarray):
+    """An array with the methods of PyTorch's that the bench asks for."""
+
+    def cuda(self):
+        return self
+
+    cpu = cuda
+
+    def numpy(self):
+        return self.view(np.ndarray)
+
+
+class Torch:
+    """As much of PyTorch as the bench asks for, on the host."""
+
+    matmul = staticmethod(np.matmul)
+    cuda = SimpleNamespace(synchronize=lambda: None)
+
+    @staticmethod
+    def from_numpy(x):
+        return x.view(Tensor)
+
+
+@pytest.mark.parametrize("drawn", [Drawn("s", 300, 200, 150, "NT"), Drawn("s", 8, 8, 8, batch=90)])
+def test_products_of_arrays_name_the_kernels_that_run(device, drawn, monkeypatch):
+    monkeypatch.setattr(array_products.CuBLAS, "find", lambda: SimpleNamespace(torch=Torch))
+    ran = []
+
+    def enqueue(runner, *args, **more):
+        ran.append(runner)
+        return bound(runner, *args, **more)
+
+    bound = KernelRunner.enqueue
+    monkeypatch.setattr(KernelRunner, "enqueue", enqueue)
+    with registry.using(device):
+        product = array_products.ArrayProduct(drawn)
+        assert product.error() < 1
+        assert product.kernels() == ran[-1].work().config
+        assert product.kernels().partition("(")[0] in BY_NAME
+    engines.of(device).forget()
