@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -46,14 +47,14 @@ from clgemm.tuning.measure.verify import random_matrix, run_once
 FAMILY = NvFused()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
 TILES = list(estimate.TIMES)
-DEALINGS = [(Fraction(1), 2), (Fraction(1, 5), 0), (Fraction(2, 3), 0), (Fraction(3, 4), 1)]
+SCHEDULES = [(Fraction(1), 2), (Fraction(1, 5), 0), (Fraction(2, 3), 0), (Fraction(3, 4), 1)]
 """Parts of a tile that are a work-group's, and how many whole ones it has before."""
-WAYS = [(tile, dealing) for tile in TILES for dealing in DEALINGS]
+WAYS = [(tile, schedule) for tile in TILES for schedule in SCHEDULES]
 
 
-def dealt(g, tile, dealing):
+def scheduled(g, tile, schedule):
     """Deal tiles out to work-groups in that way, if there are as many slices."""
-    piece, rounds = dealing
+    piece, rounds = schedule
     tiles, slices = estimate.count_tiles(g, tile), -(-reals(g)[2] // SLICE)
     if piece.denominator == 1 or piece.denominator > slices:
         return estimate.Way(tile, tiles, Fraction(1), -(-tiles // (rounds + 1)), 0.0)
@@ -68,7 +69,7 @@ def of_size(m, n, k, code="s", **more):
 
 
 def ways(names, *parameters):
-    """Parametrize a test by a tile, a dealing, and more: each pair of values in some row."""
+    """Parametrize a test by a tile, a schedule, and more: each pair of values in some row."""
     rows = [
         pytest.param(*row, marks=[pytest.mark.families("nv_fused"), pytest.mark.device])
         for row in pairwise(WAYS, *parameters)
@@ -78,8 +79,8 @@ def ways(names, *parameters):
 
 @pytest.fixture
 def config(request, device, monkeypatch):
-    """Give the default configuration, while all plans take this tile and dealing."""
-    monkeypatch.setattr(estimate, "best_way", lambda g, *_: dealt(g, *request.param))
+    """Give the default configuration, while all plans take this tile and schedule."""
+    monkeypatch.setattr(estimate, "best_way", lambda g, *_: scheduled(g, *request.param))
     return FAMILY.default(device.traits, PRECISIONS["s"])
 
 
@@ -241,11 +242,11 @@ LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
 
 
 @pytest.mark.parametrize(
-    ("code", "ops", "tile", "dealing", "gap"),
-    pairwise("sc", LAYOUTS, TILES, DEALINGS, [0, 1, 3]),
+    ("code", "ops", "tile", "schedule", "gap"),
+    pairwise("sc", LAYOUTS, TILES, SCHEDULES, [0, 1, 3]),
 )
 def test_producers_write_what_the_tensor_cores_read(
-    device, code, ops, tile, dealing, gap, rng, monkeypatch
+    device, code, ops, tile, schedule, gap, rng, monkeypatch
 ):
     if device.traits.max_work_group_size < 256:
         pytest.skip(f"{device} cannot run work-groups of 256")
@@ -263,7 +264,7 @@ def test_producers_write_what_the_tensor_cores_read(
         problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
         problem = problem._replace(aligned=True)
         tiles, slices = estimate.count_tiles(problem, tile), -(-k * ce // SLICE)
-        way = dealt(problem, tile, dealing)
+        way = scheduled(problem, tile, schedule)
         monkeypatch.setattr(estimate, "best_way", lambda *_, way=way: way)
         slots, least = filled(device, problem, memory_a, memory_b, tile)
         x_rows, y_rows = parts_as_reals(value(b).T), expanded_rows(value(a))
@@ -329,6 +330,61 @@ def test_parts_of_a_tile_are_kept_apart_and_found(device, piece, slices):
     kept = [place for places in want.values() for place in places]
     assert len(set(kept)) == len(kept)
     assert max(kept) < 2 * way.groups, "what the scratch holds"
+
+
+# The accumulators hold the numbers of places in a tile; those of the columns to store come first.
+SHARE = """
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void share(GEMM_ARGS, int x, int y, int first, int count)
+{
+    float acc[BLOCKS][ACCUMULATORS];
+    const int row = row_of(work_item()), column = column_of(work_item()) + first * 16;
+    for (int i = 0; i < BLOCKS; i++)
+        for (int q = 0; q < ACCUMULATORS; q++)
+            acc[i][q] = (row + ROW_STEP(2 * i + q / 2 % 2)) * BY + column + q / 8 * 16 +
+                        q / 4 % 2 * 2 + q % 2;
+    store_columns(acc, &g, x, y, 0, first, count, 0, 0, MODE_FMA, c, alpha, beta);
+}
+"""
+
+
+@pytest.mark.parametrize("parts", [1, 3, 11])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("code", "sc")
+def test_those_that_add_up_store_each_its_columns(device, code, tile, parts):
+    """Whole tiles; the others are stored with the help of neighbours in a warp, on a GPU."""
+    if device.traits.max_work_group_size < 256:
+        pytest.skip(f"{device} cannot run work-groups of 256")
+    precision = PRECISIONS[code]
+    problem = of_size(2 * tile.by // precision.parts, 2 * tile.bx, 64, code)
+    spec = FAMILY.plan(HOPPER, problem, FAMILY.default(HOPPER, precision)).steps[0].kernel
+    sizes = {"MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x}
+    defines = tuple((dict(spec.defines) | sizes).items())
+    layout, stores = source.read("nv_split/wgmma.cl"), source.read("nv_split/store.cl")
+    layout = layout[layout.index("#define ACCUMULATORS") : layout.index("#define SM90A")]
+    stores = re.sub(r'asm volatile\("shfl.*?\);', "got = x;", stores, flags=re.DOTALL)
+    text = source.text(
+        spec._replace(files=("nv_split/split.cl", "nv_split/shift.cl"), defines=defines)
+    )
+    text += "#define work_item() ((int)get_local_id(0))\n" + layout + stores + SHARE
+    kernel = cl.Kernel(opencl.build(device.context, text), "share")
+    c = np.full((problem.n, 2 * tile.by), np.nan, np.float32)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    memory = cl.Buffer(device.context, flags, hostbuf=c)
+    most = tile.by * tile.groups_x // 32
+    want = np.arange(tile.bx * tile.by, dtype=np.float32).reshape(tile.bx, tile.by)
+    within = np.arange(tile.by) % (most * 16) // 16  # 16s of a warp
+    for part in range(parts):
+        first, end = (most * x // parts for x in (part, part + 1))
+        kernel.set_args(
+            gemm_args(problem)[0], precision.dtype.type(1), precision.dtype.type(0), *(memory,) * 3,
+            *(np.int32(x) for x in (1, 1, first, end - first)),
+        )  # fmt: skip
+        cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (256,))
+        cl.enqueue_copy(device.queue, c, memory)
+        stored = c[tile.bx :, tile.by :]
+        np.testing.assert_array_equal(stored, np.where(within < end, want, np.nan))
+    assert np.isnan(c).sum() == 3 * tile.bx * tile.by, "no other tile"
 
 
 @pytest.mark.slow
