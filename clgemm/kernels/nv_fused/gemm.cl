@@ -44,9 +44,9 @@ INLINE int is_not_finite(const float acc[ACCUMULATORS])
     return zero != 0;
 }
 
-// Take a ticket of a tile and wait until all its parts have theirs; give it back.  The counter is zero
-// again when all have.  One work-item does.
-INLINE void meet(__global uint *tickets, uint parts)
+// A barrier of the work-groups that have parts of a tile.  The counter is zero again when all of them have
+// departed.  One work-item does, between two barriers of its work-group.
+INLINE void arrive_and_wait(__global uint *tickets, uint parts)
 {
     uint taken;
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -62,7 +62,7 @@ INLINE void meet(__global uint *tickets, uint parts)
     } while (taken < parts);
 }
 
-INLINE void leave(__global uint *tickets, uint parts)
+INLINE void depart(__global uint *tickets, uint parts)
 {
     uint before;
     asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
@@ -89,7 +89,7 @@ INLINE int2 join_parts(float acc[ACCUMULATORS], const Tasks *all, const Task *t,
     multipliers_sync();
     if (me == 0) {
         if (together)
-            meet(tickets + t->shared, t->parts);
+            arrive_and_wait(tickets + t->shared, t->parts);
         else
             *is_last = is_last_ticket(tickets + t->shared, t->parts);
     }
@@ -120,7 +120,7 @@ INLINE int2 join_parts(float acc[ACCUMULATORS], const Tasks *all, const Task *t,
     if (together) {
         multipliers_sync();
         if (me == 0)
-            leave(tickets + t->shared, t->parts);
+            depart(tickets + t->shared, t->parts);
     }
     return columns;
 }

@@ -166,7 +166,7 @@ def count_tiles(problem: Gemm, tile: Tile) -> tuple[int, int]:
     return tiles, thin * (strips_y - above) * problem.batch
 
 
-class Dealing(NamedTuple):
+class Schedule(NamedTuple):
     """How tiles are dealt to workers."""
 
     whole: int
@@ -177,13 +177,13 @@ class Dealing(NamedTuple):
     """Estimate of the time, in slices of the largest tile."""
 
 
-def share(problem: Gemm, tile: Tile, workers: int) -> Dealing:
+def share(problem: Gemm, tile: Tile, workers: int) -> Schedule:
     """Decide whether the tiles of a last round that is not full are cut along k."""
     tiles, thin = count_tiles(problem, tile)
     slices = -(-reals(problem)[2] // SLICE)
     rounds, last = divmod(tiles, workers)
     time = rounds * (slices + END) + (_busy(last / workers) * slices + END if last else 0)
-    alone = Dealing(tiles, Fraction(1), time * TIMES[tile])
+    alone = Schedule(tiles, Fraction(1), time * TIMES[tile])
     rounds = (tiles - thin) // workers
     left = THICK * (tiles - thin - rounds * workers) + THIN * thin
     even = left / (THICK * workers)
@@ -194,7 +194,7 @@ def share(problem: Gemm, tile: Tile, workers: int) -> Dealing:
     piece = count / places
     time = rounds * (slices + END) + _busy(even / piece) * piece * slices + END + JOIN
     time += STRADDLE * (count > 1)
-    cut = Dealing(rounds * workers, Fraction(count, places), time * TIMES[tile])
+    cut = Schedule(rounds * workers, Fraction(count, places), time * TIMES[tile])
     return min(alone, cut, key=lambda way: way.slices)
 
 
@@ -228,7 +228,7 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     copies_x = problem.batch if problem.stride_b else 1
     copies_y = problem.batch if problem.stride_a else 1
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
-    dealing = share(problem, tile, workers)
+    schedule = share(problem, tile, workers)
     short = is_short(problem)
     few = (rows_x + rows_y // ce) // RECORD_ROWS < FEW_RECORDS * workers
     record_rows = SHORT_RECORD_ROWS if short or few else RECORD_ROWS
@@ -247,8 +247,8 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     run = max(1, min(LARGEST_RUN, blocks * slices // PACK_GROUPS))
     split = Split._make((
         *places, slices, strips_x, strips_y, copies_x, copies_y,
-        spread_fp16(depth), top_limit(depth), run, workers, dealing.whole, int(thin),
-        dealing.piece.numerator, dealing.piece.denominator,
+        spread_fp16(depth), top_limit(depth), run, workers, schedule.whole, int(thin),
+        schedule.piece.numerator, schedule.piece.denominator,
     ))  # fmt: skip
     survey = (rows_x + rows_y // ce) // record_rows + int(all(edges(problem, tile)))
     return Grid(split, record_rows, survey, 0 if short else blocks * -(-slices // run), end)
