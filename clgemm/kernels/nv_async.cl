@@ -136,6 +136,32 @@ INLINE void bulk_copy(uint to, __global const void *from, uint bytes, uint mbarr
                  : "memory");
 }
 
+// The same from local to global memory (9.0).  A work-item closes a group of its copies, and may wait until
+// they have read what they store, before that is written anew.
+INLINE void bulk_store(__global void *to, uint from, uint bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"((ulong)to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+INLINE void bulk_store_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+INLINE void bulk_store_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// What this work-item wrote to local memory by plain stores becomes visible to bulk copies and tensor
+// cores (9.0).
+INLINE void publish_to_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 // ---- flags between work-groups ------------------------------------------------------------------
 
 // Publish what this work-group wrote to global memory before its last barrier.  One work-item does.

@@ -47,14 +47,18 @@ from clgemm.tuning.measure.verify import random_matrix, run_once
 FAMILY = NvFused()
 HOPPER = replace(GPU, compute_capability=(9, 0), compute_units=132, global_memory=80 << 30)
 TILES = list(estimate.TIMES)
-SCHEDULES = [(Fraction(1), 2), (Fraction(1, 5), 0), (Fraction(2, 3), 0), (Fraction(3, 4), 1)]
-"""Parts of a tile that are a work-group's, and how many whole ones it has before."""
+SCHEDULES = [
+    (Fraction(1), 2, True), (Fraction(1), 2, False), (Fraction(1, 5), 0, False),
+    (Fraction(2, 3), 0, False), (Fraction(3, 4), 1, True),
+]  # fmt: skip
+"""Parts of a tile that are a work-group's, how many whole ones it has before, and whether those go
+to C by way of local memory."""
 WAYS = [(tile, schedule) for tile in TILES for schedule in SCHEDULES]
 
 
 def scheduled(g, tile, schedule):
     """Deal tiles out to work-groups in that way, if there are as many slices."""
-    piece, rounds = schedule
+    piece, rounds, _ = schedule
     tiles, slices = estimate.count_tiles(g, tile), -(-reals(g)[2] // SLICE)
     if piece.denominator == 1 or piece.denominator > slices:
         return estimate.Way(tile, tiles, Fraction(1), -(-tiles // (rounds + 1)), 0.0)
@@ -81,6 +85,7 @@ def ways(names, *parameters):
 def config(request, device, monkeypatch):
     """Give the default configuration, while all plans take this tile and schedule."""
     monkeypatch.setattr(estimate, "best_way", lambda g, *_: scheduled(g, *request.param))
+    monkeypatch.setattr(estimate, "is_staged", lambda *_: request.param[1][2])
     return FAMILY.default(device.traits, PRECISIONS["s"])
 
 
@@ -152,7 +157,7 @@ STUBS = """
 #define mbarrier_wait(address, parity)
 #define mbarrier_arrive(address)
 #define warp_sync()
-#define publish_to_wgmma()
+#define publish_to_async()
 """
 FILL = """
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
@@ -243,7 +248,7 @@ LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
 
 @pytest.mark.parametrize(
     ("code", "ops", "tile", "schedule", "gap"),
-    pairwise("sc", LAYOUTS, TILES, SCHEDULES, [0, 1, 3]),
+    pairwise("sc", LAYOUTS, TILES, SCHEDULES[1:], [0, 1, 3]),
 )
 def test_producers_write_what_the_tensor_cores_read(
     device, code, ops, tile, schedule, gap, rng, monkeypatch
@@ -348,6 +353,12 @@ void share(GEMM_ARGS, int x, int y, int first, int count)
 """
 
 
+def accumulators():
+    """Say where accumulators lie in a tile, for any device."""
+    text = source.read("nv_split/wgmma.cl")
+    return text[text.index("#define ACCUMULATORS") : text.index("#define SM90A")]
+
+
 @pytest.mark.parametrize("parts", [1, 3, 11])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("code", "sc")
@@ -360,13 +371,12 @@ def test_those_that_add_up_store_each_its_columns(device, code, tile, parts):
     spec = FAMILY.plan(HOPPER, problem, FAMILY.default(HOPPER, precision)).steps[0].kernel
     sizes = {"MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x}
     defines = tuple((dict(spec.defines) | sizes).items())
-    layout, stores = source.read("nv_split/wgmma.cl"), source.read("nv_split/store.cl")
-    layout = layout[layout.index("#define ACCUMULATORS") : layout.index("#define SM90A")]
+    stores = source.read("nv_split/store.cl")
     stores = re.sub(r'asm volatile\("shfl.*?\);', "got = x;", stores, flags=re.DOTALL)
     text = source.text(
         spec._replace(files=("nv_split/split.cl", "nv_split/shift.cl"), defines=defines)
     )
-    text += "#define work_item() ((int)get_local_id(0))\n" + layout + stores + SHARE
+    text += "#define work_item() ((int)get_local_id(0))\n" + accumulators() + stores + SHARE
     kernel = cl.Kernel(opencl.build(device.context, text), "share")
     c = np.full((problem.n, 2 * tile.by), np.nan, np.float32)
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
@@ -385,6 +395,74 @@ def test_those_that_add_up_store_each_its_columns(device, code, tile, parts):
         stored = c[tile.bx :, tile.by :]
         np.testing.assert_array_equal(stored, np.where(within < end, want, np.nan))
     assert np.isnan(c).sum() == 3 * tile.bx * tile.by, "no other tile"
+
+
+# Copies of vectors alone, as the device has them: others leave NaN.
+BY_COPIES = """
+#define LOCAL_ADDRESS(p) (p)
+#define bulk_store_wait()
+#define bulk_store_commit()
+#define publish_to_async()
+#define multipliers_sync() barrier(CLK_LOCAL_MEM_FENCE)
+INLINE void bulk_store(__global float *to, __local const float *from, uint bytes)
+{
+    const int whole = !((ulong)to & 15) && !((ulong)from & 15) && bytes % 16 == 0;
+    for (uint i = 0; i < bytes / 4; i++)
+        to[i] = whole ? from[i] : NAN;
+}
+"""
+COPY = """
+__kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void copy(GEMM_ARGS, int x, int y)
+{
+    __local float staged[BX * PITCH] __attribute__((aligned(16)));
+    float acc[ACCUMULATORS];
+    const int row = row_of(work_item()), column = column_of(work_item());
+    for (int q = 0; q < ACCUMULATORS; q++)
+        acc[q] = (row + ROW_STEP(q / 2 % 2)) * BY + column + q / 8 * 16 + q / 4 % 2 * 2 + q % 2;
+    store_by_copies(acc, &g, x, y, 0, c, alpha, staged);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "tile", "gap", "offset", "over"),
+    pairwise("sc", TILES, [0, 1, 2, 3], [0, 1, 2], [1, 5]),
+)
+def test_tiles_go_to_c_by_copies(device, code, tile, gap, offset, over):
+    """Columns of C that begin anywhere, and tiles of which some are outside."""
+    if device.traits.max_work_group_size < 256:
+        pytest.skip(f"{device} cannot run work-groups of 256")
+    precision = PRECISIONS[code]
+    rows = tile.by // precision.parts
+    problem = of_size(rows + over, tile.bx + 3, 64, code)
+    problem = problem._replace(ldc=problem.m + gap, offset_c=offset)
+    spec = FAMILY.plan(HOPPER, problem, FAMILY.default(HOPPER, precision)).steps[0].kernel
+    sizes = {"MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x}
+    defines = tuple((dict(spec.defines) | sizes).items())
+    text = source.text(
+        spec._replace(files=("nv_split/split.cl", "nv_split/shift.cl"), defines=defines)
+    )
+    text += "#define work_item() ((int)get_local_id(0))\n" + accumulators() + BY_COPIES
+    text += source.read("nv_fused/stage.cl") + COPY
+    kernel = cl.Kernel(opencl.build(device.context, text), "copy")
+    memory = np.full(offset + problem.ldc * problem.n + 8, np.nan, precision.dtype)
+    want = memory.copy()
+    c = want[offset : offset + problem.ldc * problem.n].reshape(problem.n, problem.ldc)
+    flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+    buffer = cl.Buffer(device.context, flags, hostbuf=memory)
+    made = np.arange(tile.bx * tile.by, dtype=np.float32).reshape(tile.bx, tile.by)
+    for x in (0, 1):
+        for y in (0, 1):
+            here = c[x * tile.bx : (x + 1) * tile.bx, : problem.m][:, y * rows : (y + 1) * rows]
+            here[...] = 2 * made.view(precision.dtype)[: here.shape[0], : here.shape[1]]
+            kernel.set_args(
+                gemm_args(problem)[0], precision.dtype.type(2), precision.dtype.type(0),
+                *(buffer,) * 3, np.int32(x), np.int32(y),
+            )  # fmt: skip
+            cl.enqueue_nd_range_kernel(device.queue, kernel, (256,), (256,))
+            cl.enqueue_copy(device.queue, memory, buffer)
+            np.testing.assert_array_equal(memory, want)
 
 
 @pytest.mark.slow
@@ -422,24 +500,38 @@ def test_supports_hopper_alone(code, monkeypatch):
     assert not FAMILY.supports(HOPPER, PRECISIONS["z"])
 
 
+@pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_slots_fit_the_local_memory(tile):
-    stages = FAMILY.stages(tile)
-    assert stages >= 3
+def test_slots_fit_the_local_memory(tile, staged):
+    stages = FAMILY.stages(tile, staged=staged)
+    assert stages >= 3 - staged
     rows = tile.bx + tile.by
-    assert stages * rows * 192 + rows * 32 < LOCAL_BYTES - 512
+    kept = staged * tile.bx * (tile.by + 16) * 4
+    assert stages * rows * 192 + rows * 32 + kept < LOCAL_BYTES - 512
+
+
+def test_short_tiles_are_staged_if_a_unit_computes_several():
+    default = FAMILY.default(HOPPER, PRECISIONS["s"])
+    for k, staged in ((32, True), (96, True), (600, False)):
+        kernel = FAMILY.plan(HOPPER, of_size(5000, 5000, k), default).steps[0].kernel
+        way = estimate.best_way(of_size(5000, 5000, k), 256, 132)
+        assert dict(kernel.defines)["STAGED"] == staged
+        assert dict(kernel.defines)["STAGES"] == FAMILY.stages(way.tile, staged=staged)
+    alone = of_size(1408, 1408, 64)
+    assert not estimate.is_staged(alone, estimate.best_way(alone, 128, 132))
 
 
 def test_claims_what_it_computes_sooner_than_other_families():
     assert FAMILY.claims(HOPPER, of_size(2000, 380, 480))
     assert FAMILY.claims(HOPPER, of_size(4000, 4000, 60))  # too little depth for nv_split
     assert FAMILY.claims(HOPPER, of_size(2000, 2000, 24, "c"))
-    assert not FAMILY.claims(HOPPER, of_size(4000, 4000, 47))  # gpu_tiled does it sooner
+    assert FAMILY.claims(HOPPER, of_size(4000, 4000, 33))
+    assert not FAMILY.claims(HOPPER, of_size(4000, 4000, 31))  # a slot would be empty in part
     assert not FAMILY.claims(HOPPER, of_size(128, 128, 128, batch=1000))
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
     assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
     assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth
-    assert not FAMILY.claims(HOPPER, of_size(9000, 200, 24, "c"))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(4500, 130, 33, "c"))  # gpu_tiled does it sooner
     assert FAMILY.claims(HOPPER, of_size(4705, 463, 69, "c"))
     gram = of_size(1000, 1000, 500, triangle=SYMMETRIC)
     assert not FAMILY.claims(HOPPER, gram)

@@ -32,13 +32,14 @@ class Times(NamedTuple):
 
 
 TIMES = {
-    Tile(1, 256, 1): Times(1.95e-6, 1.6e-6, 5.5e-6),
-    Tile(1, 128): Times(1.65e-6, 1.5e-6, 5.5e-6),
-    Tile(1, 64): Times(1.1e-6, 1.0e-6, 2.7e-6),
+    Tile(1, 256, 1): Times(1.8e-6, 1.55e-6, 3.6e-6),
+    Tile(1, 128): Times(1.82e-6, 1.6e-6, 2.1e-6),
+    Tile(1, 64): Times(1.27e-6, 1.22e-6, 0.9e-6),
 }
-LAUNCH = 5.7e-6  # of the launch, until a first tile's products begin, and its store
-TICKET = 3.2e-6  # until a work-group knows that it is the last of its tile, and ...
-GATHERED = 1.25e11  # ... bytes a second that it reads of the parts, ...
+LAUNCH = 6.2e-6  # of the launch, until a first tile's products begin, and its store
+STORED = 1e10  # bytes a second that a compute unit stores while all do
+TICKET = 0.7e-6  # until a work-group knows that it is the last of its tile, and ...
+GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...
 SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
 MOST_PLACES = 32
 """Places of k at which pieces may begin that are unit fractions of a tile: nv_split/layout.py."""
@@ -46,10 +47,15 @@ FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
 
-SPLIT_SHORT, SPLIT_LONG = 14e-6, 17e-6  # of the launches of nv_split, two or three
-SPLIT_SLICE = 2.35e-6  # of a slice of its largest tile
-SPLIT_PACKED = 2.4e11  # reals a second that it surveys and packs, and ...
-SPLIT_STORED = 9e11  # ... that it stores, beside what its tiles' ends take
+SPLIT_LAUNCHES = 11e-6  # of the two or three launches of nv_split
+SPLIT_SLICE = 2.08e-6  # of a slice of its largest tile
+SPLIT_PACKED = 2e11  # reals a second that it surveys and packs, and ...
+SPLIT_STORED = 1e12  # ... that it stores, beside what its tiles' ends take
+STAGED_TURNS = {256: 3, 128: 8, 64: 8}
+"""Most turns of a tile that is stored while the next one is computed, by its rows of Y.
+
+Its place in local memory is taken from the slots, which long k needs more.
+"""
 
 
 class Way(NamedTuple):
@@ -73,15 +79,16 @@ def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
     depth, times = reals(g)[2], TIMES[tile]
     tiles, slices, turns = count_tiles(g, tile), -(-depth // SLICE), -(-depth // TURN)
     turn = times.turn_complex if precision_of(g).is_complex else times.turn
+    area = tile.bx * tile.by * 4
+    whole = max(turns * turn + times.next, area / STORED)
     rounds = -(-tiles // units)
-    seconds = LAUNCH + rounds * turns * turn + (rounds - 1) * times.next
+    seconds = LAUNCH + rounds * whole - times.next
     yield Way(tile, tiles, Fraction(1), min(tiles, units), seconds)
     rounds, left = divmod(tiles, units)
-    area = tile.bx * tile.by * 4
     for count, places in _pieces(left, units, slices):
         straddles = count > 1
-        most = rounds * turns + min(SLICE // TURN * -(-count * slices // places), turns)
-        seconds = LAUNCH + most * turn + (rounds + straddles) * times.next
+        most = min(SLICE // TURN * -(-count * slices // places), turns)
+        seconds = LAUNCH + rounds * whole + most * turn + straddles * times.next
         parts = -(-places // count) + straddles
         seconds += TICKET + parts * area / (1 if straddles else min(parts, SHARES)) / GATHERED
         groups = units if rounds else -(-left * places // count)
@@ -107,11 +114,17 @@ def best_way(g: Gemm, largest: int, units: int) -> Way:
     )
 
 
+def is_staged(g: Gemm, way: Way) -> bool:
+    """Tell whether tiles go to C by way of local memory: of short k, several a work-group."""
+    turns = -(-reals(g)[2] // TURN)
+    return way.whole > way.groups and turns <= STAGED_TURNS[way.tile.by]
+
+
 def split_seconds(g: Gemm, units: int) -> float:
     """Estimate what `nv_split` takes."""
     rows_x, rows_y, depth = reals(g)
     largest = Tile(2, 128)
     slices = layout.share(g, layout.best_tile(g, largest, units), units).slices
     packed, stored = (rows_x + rows_y) * depth * g.batch, rows_x * rows_y * g.batch
-    launches = SPLIT_SHORT if layout.is_short(g) else SPLIT_LONG
-    return launches + slices * SPLIT_SLICE + packed / SPLIT_PACKED + stored / SPLIT_STORED
+    moved = packed / SPLIT_PACKED + stored / SPLIT_STORED
+    return SPLIT_LAUNCHES + slices * SPLIT_SLICE + moved

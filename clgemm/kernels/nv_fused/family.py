@@ -27,6 +27,8 @@ even with the units are cut along k.  Where that is a work-group's last task, th
 for each other, and each adds up the parts of some columns; else who is last of a tile adds up all
 of them (nv_ticket.cl).  Work-groups of a tile follow each other, so the device has begun all of
 them, or begins the others as soon as those of tiles before have ended.  `estimate` chooses.
+
+Tiles of a short k go to C by way of local memory, while the next one is computed: see stage.cl.
 """
 
 from __future__ import annotations
@@ -62,9 +64,10 @@ if TYPE_CHECKING:
 ITEMS = 512
 SLOT_BYTES = 192  # of a row of X or Y: three parts, 32 deep
 MOST_STAGES = 6
+STAGED_PAD = 16  # PITCH in nv_fused/stage.cl
 LEAST_DEPTH = 16
 LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
-LEAST_CLAIMED = 48  # ... and with less depth, of reals, of which half the last slot is empty
+LEAST_CLAIMED = 32  # ... and with less depth, of reals, than a slot
 SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
@@ -75,7 +78,7 @@ ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
 FILES = (
     "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
     "nv_split/fma.cl", "nv_split/shift.cl", "nv_split/store.cl", "nv_split/turns.cl",
-    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/gemm.cl",
+    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/stage.cl", "nv_fused/gemm.cl",
 )  # fmt: skip
 
 
@@ -144,18 +147,21 @@ class NvFused(KernelFamily):
         return of_tiles(traits.compute_units, problem, rows, tile.bx)
 
     @staticmethod
-    def stages(tile: Tile) -> int:
-        """Give the slots that fit the local memory, beside the fma tiles and barriers."""
+    def stages(tile: Tile, *, staged: bool = False) -> int:
+        """Give the slots that fit the local memory beside what else lies there."""
         rows = tile.bx + tile.by
-        return min(MOST_STAGES, (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * SLOT_BYTES))
+        others = 1024 + rows * FMA_DEPTH * 4 + staged * tile.bx * (tile.by + STAGED_PAD) * 4
+        return min(MOST_STAGES, (LOCAL_BYTES - others) // (rows * SLOT_BYTES))
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Multiply, by as many work-groups as there is work for, and units."""
         way = estimate.best_way(problem, config["BY"], traits.compute_units)
         tile, tiles = way.tile, estimate.count_tiles(problem, way.tile)
         rows_x, rows_y, depth = reals(problem)
+        staged = estimate.is_staged(problem, way)
         defines = precision_defines(precision_of(problem)) | {
-            "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "STAGES": self.stages(tile),
+            "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x,
+            "STAGES": self.stages(tile, staged=staged), "STAGED": int(staged),
             "ROWS_OF_X": how_rows_lie(problem, is_y=False),
             "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
         }  # fmt: skip

@@ -132,6 +132,7 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     __local uchar slots[STAGES * SLOT] __attribute__((aligned(1024)));
     __local float fma_x[FMA_DEPTH * BX] __attribute__((aligned(16)));
     __local float fma_y[FMA_DEPTH * BY] __attribute__((aligned(16)));
+    __local float staged[STAGED ? BX * PITCH : 4] __attribute__((aligned(16)));
     __local ulong barriers[2 * STAGES];
     __local uint least[RING * 2];
     __local Segment whole;
@@ -161,8 +162,11 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
 #pragma unroll 1
     for (int number = 0;; number++) {
         const Task t = task_of(&g, &all, number);
-        if (t.turns == 0)
+        if (t.turns == 0) {
+            if (STAGED)
+                bulk_store_wait();
             return;
+        }
         float acc[1][ACCUMULATORS], tmp[ACCUMULATORS];
         CLEAR(acc[0])
         CLEAR(tmp)
@@ -212,6 +216,10 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
                     acc[0][q] = acc[0][q + 8];
             }
         }
-        store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, 0, MODE_FMA, c, alpha, beta);
+        if (STAGED && columns.y == ACCUMULATORS / 8 && beta_class(beta) == BETA_ZERO)
+            store_by_copies(acc[0], &g, t.x, t.y, t.entry, c, alpha, staged);
+        else
+            store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, 0, MODE_FMA, c,
+                          alpha, beta);
     }
 }

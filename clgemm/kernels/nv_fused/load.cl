@@ -234,7 +234,7 @@ INLINE int place_in_y(int stored, int c)
 #define FILLED(is_last)                                                                        \
     if (is_last)                                                                               \
         leave_least(least + number % RING * 2, least_x, least_y);                              \
-    publish_to_wgmma();                                                                        \
+    publish_to_async();                                                                        \
     warp_sync();                                                                               \
     if ((item & 31) == 0)                                                                      \
         mbarrier_arrive(full + turn.stage * 8);                                                \

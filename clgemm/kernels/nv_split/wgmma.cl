@@ -59,12 +59,6 @@ INLINE int column_of(int item)
 #define WGMMA_WAIT(d)                                                                          \
     asm volatile(SM90A "wgmma.wait_group.sync.aligned 0;" : ACCS(d)::"memory")
 
-// What this work-item wrote to local memory by plain stores becomes visible to the tensor cores.
-INLINE void publish_to_wgmma(void)
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // Registers of each work-item of the warpgroup from here on.
 #define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " #n ";" ::: "memory")
 #define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " #n ";" ::: "memory")
