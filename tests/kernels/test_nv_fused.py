@@ -37,7 +37,7 @@ from test_nv_split_accuracy import (
 from clgemm.kernels import source
 from clgemm.kernels.family import gemm_args
 from clgemm.kernels.nv_fused import estimate
-from clgemm.kernels.nv_fused.family import ITEMS, NvFused
+from clgemm.kernels.nv_fused.family import ITEMS, PAD, NvFused
 from clgemm.kernels.nv_split.family import LOCAL_BYTES
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 from clgemm.problem import PRECISIONS, SYMMETRIC, Gemm, Operand, describe
@@ -51,8 +51,8 @@ SCHEDULES = [
     (Fraction(1), 2, True), (Fraction(1), 2, False), (Fraction(1, 5), 0, False),
     (Fraction(2, 3), 0, False), (Fraction(3, 4), 1, True),
 ]  # fmt: skip
-"""Parts of a tile that are a work-group's, how many whole ones it has before, and whether those go
-to C by way of local memory."""
+"""Parts of a tile that are a work-group's, how many whole ones it has before, and whether those are
+stored while the next one is computed."""
 WAYS = [(tile, schedule) for tile in TILES for schedule in SCHEDULES]
 
 
@@ -85,7 +85,7 @@ def ways(names, *parameters):
 def config(request, device, monkeypatch):
     """Give the default configuration, while all plans take this tile and schedule."""
     monkeypatch.setattr(estimate, "best_way", lambda g, *_: scheduled(g, *request.param))
-    monkeypatch.setattr(estimate, "is_staged", lambda *_: request.param[1][2])
+    monkeypatch.setattr(estimate, "stores_async", lambda *_: request.param[1][2])
     return FAMILY.default(device.traits, PRECISIONS["s"])
 
 
@@ -415,12 +415,12 @@ COPY = """
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void copy(GEMM_ARGS, int x, int y)
 {
-    __local float staged[BX * PITCH] __attribute__((aligned(16)));
+    __local float tile[BX * PITCH] __attribute__((aligned(16)));
     float acc[ACCUMULATORS];
     const int row = row_of(work_item()), column = column_of(work_item());
     for (int q = 0; q < ACCUMULATORS; q++)
         acc[q] = (row + ROW_STEP(q / 2 % 2)) * BY + column + q / 8 * 16 + q / 4 % 2 * 2 + q % 2;
-    store_by_copies(acc, &g, x, y, 0, c, alpha, staged);
+    store_async(acc, &g, x, y, 0, c, alpha, tile);
 }
 """
 
@@ -438,13 +438,13 @@ def test_tiles_go_to_c_by_copies(device, code, tile, gap, offset, over):
     problem = of_size(rows + over, tile.bx + 3, 64, code)
     problem = problem._replace(ldc=problem.m + gap, offset_c=offset)
     spec = FAMILY.plan(HOPPER, problem, FAMILY.default(HOPPER, precision)).steps[0].kernel
-    sizes = {"MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x}
+    sizes = {"MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "PITCH": tile.by + PAD}
     defines = tuple((dict(spec.defines) | sizes).items())
     text = source.text(
         spec._replace(files=("nv_split/split.cl", "nv_split/shift.cl"), defines=defines)
     )
     text += "#define work_item() ((int)get_local_id(0))\n" + accumulators() + BY_COPIES
-    text += source.read("nv_fused/stage.cl") + COPY
+    text += source.read("nv_fused/async_store.cl") + COPY
     kernel = cl.Kernel(opencl.build(device.context, text), "copy")
     memory = np.full(offset + problem.ldc * problem.n + 8, np.nan, precision.dtype)
     want = memory.copy()
@@ -500,25 +500,33 @@ def test_supports_hopper_alone(code, monkeypatch):
     assert not FAMILY.supports(HOPPER, PRECISIONS["z"])
 
 
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("pad", [None, PAD])
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_slots_fit_the_local_memory(tile, staged):
-    stages = FAMILY.stages(tile, staged=staged)
-    assert stages >= 3 - staged
+def test_slots_fit_the_local_memory(tile, pad):
+    pitch = tile.by + pad if pad else 0
+    stages = FAMILY.stages(tile, pitch)
+    assert stages >= (2 if pad else 3)
     rows = tile.bx + tile.by
-    kept = staged * tile.bx * (tile.by + 16) * 4
-    assert stages * rows * 192 + rows * 32 + kept < LOCAL_BYTES - 512
+    assert stages * rows * 192 + rows * 32 + tile.bx * pitch * 4 < LOCAL_BYTES - 512
 
 
-def test_short_tiles_are_staged_if_a_unit_computes_several():
+def test_tiles_of_a_short_k_are_stored_while_the_next_one_is_computed():
     default = FAMILY.default(HOPPER, PRECISIONS["s"])
-    for k, staged in ((32, True), (96, True), (600, False)):
+    for k, is_short in ((32, True), (96, True), (600, False)):
         kernel = FAMILY.plan(HOPPER, of_size(5000, 5000, k), default).steps[0].kernel
         way = estimate.best_way(of_size(5000, 5000, k), 256, 132)
-        assert dict(kernel.defines)["STAGED"] == staged
-        assert dict(kernel.defines)["STAGES"] == FAMILY.stages(way.tile, staged=staged)
+        pitch = way.tile.by + PAD if is_short else 0
+        assert dict(kernel.defines)["PITCH"] == pitch
+        assert dict(kernel.defines)["STAGES"] == FAMILY.stages(way.tile, pitch)
     alone = of_size(1408, 1408, 64)
-    assert not estimate.is_staged(alone, estimate.best_way(alone, 128, 132))
+    assert not estimate.stores_async(alone, estimate.best_way(alone, 128, 132))
+
+
+def test_a_short_k_takes_as_long_as_the_store():
+    for code, bytes_ in (("s", 4), ("c", 8)):
+        stored = 9000 * 9000 * bytes_ / (132 * estimate.STORED)
+        short = estimate.best_way(of_size(9000, 9000, 16, code), 256, 132).seconds
+        assert stored < short < 1.2 * stored
 
 
 def test_claims_what_it_computes_sooner_than_other_families():
@@ -531,7 +539,8 @@ def test_claims_what_it_computes_sooner_than_other_families():
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))
     assert not FAMILY.claims(HOPPER, of_size(500, 500, 500))  # gpu_tiled does it sooner
     assert not FAMILY.claims(HOPPER, of_size(9000, 9000, 15))  # the bound needs depth
-    assert not FAMILY.claims(HOPPER, of_size(4500, 130, 33, "c"))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(9000, 200, 24, "c"))  # gpu_tiled does it sooner
+    assert not FAMILY.claims(HOPPER, of_size(4500, 130, 33, "c"))  # the same
     assert FAMILY.claims(HOPPER, of_size(4705, 463, 69, "c"))
     gram = of_size(1000, 1000, 500, triangle=SYMMETRIC)
     assert not FAMILY.claims(HOPPER, gram)

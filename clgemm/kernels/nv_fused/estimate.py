@@ -46,16 +46,16 @@ MOST_PLACES = 32
 FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
+ASYNC_TURNS = {256: 3, 128: 8, 64: 8}
+"""Most turns of a tile that is stored while the next one is computed, by its rows of Y.
+
+Its place in local memory is taken from the slots, which long k needs more.
+"""
 
 SPLIT_LAUNCHES = 11e-6  # of the two or three launches of nv_split
 SPLIT_SLICE = 2.08e-6  # of a slice of its largest tile
 SPLIT_PACKED = 2e11  # reals a second that it surveys and packs, and ...
 SPLIT_STORED = 1e12  # ... that it stores, beside what its tiles' ends take
-STAGED_TURNS = {256: 3, 128: 8, 64: 8}
-"""Most turns of a tile that is stored while the next one is computed, by its rows of Y.
-
-Its place in local memory is taken from the slots, which long k needs more.
-"""
 
 
 class Way(NamedTuple):
@@ -114,10 +114,10 @@ def best_way(g: Gemm, largest: int, units: int) -> Way:
     )
 
 
-def is_staged(g: Gemm, way: Way) -> bool:
-    """Tell whether tiles go to C by way of local memory: of short k, several a work-group."""
+def stores_async(g: Gemm, way: Way) -> bool:
+    """Tell whether a tile is stored while the next one is computed: if one is, and k is short."""
     turns = -(-reals(g)[2] // TURN)
-    return way.whole > way.groups and turns <= STAGED_TURNS[way.tile.by]
+    return way.whole > way.groups and turns <= ASYNC_TURNS[way.tile.by]
 
 
 def split_seconds(g: Gemm, units: int) -> float:

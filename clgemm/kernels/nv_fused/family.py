@@ -28,7 +28,7 @@ for each other, and each adds up the parts of some columns; else who is last of 
 of them (nv_ticket.cl).  Work-groups of a tile follow each other, so the device has begun all of
 them, or begins the others as soon as those of tiles before have ended.  `estimate` chooses.
 
-Tiles of a short k go to C by way of local memory, while the next one is computed: see stage.cl.
+Tiles of a short k are stored while the next one is computed: see async_store.cl.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ if TYPE_CHECKING:
 ITEMS = 512
 SLOT_BYTES = 192  # of a row of X or Y: three parts, 32 deep
 MOST_STAGES = 6
-STAGED_PAD = 16  # PITCH in nv_fused/stage.cl
+PAD = 16  # reals behind a column of a tile: neighbours' vectors meet other banks of local memory
 LEAST_DEPTH = 16
 LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
-LEAST_CLAIMED = 32  # ... and with less depth, of reals, than a slot
+LEAST_CLAIMED = 32  # ... and with less depth, of reals, than a slot ...
+LEAST_SHORT = 5e8  # ... and in tiles of one or two slots, with fewer than so many
 SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
@@ -78,7 +79,7 @@ ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
 FILES = (
     "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
     "nv_split/fma.cl", "nv_split/shift.cl", "nv_split/store.cl", "nv_split/turns.cl",
-    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/stage.cl", "nv_fused/gemm.cl",
+    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/async_store.cl", "nv_fused/gemm.cl",
 )  # fmt: skip
 
 
@@ -102,9 +103,11 @@ class NvFused(KernelFamily):
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
         """Claim what it is estimated to compute before other families, but no stacks."""
-        if problem.batch > 1 or problem.flops < LEAST_FLOPS or not self.accepts(problem):
+        depth = reals(problem)[2]
+        least = LEAST_SHORT if depth < 2 * LEAST_CLAIMED else LEAST_FLOPS
+        if problem.batch > 1 or problem.flops < least or depth < LEAST_CLAIMED:
             return False
-        if reals(problem)[2] < LEAST_CLAIMED:
+        if not self.accepts(problem):
             return False
         units = traits.compute_units
         others = [known_seconds(traits, problem) + TILED_LAUNCH]
@@ -147,10 +150,10 @@ class NvFused(KernelFamily):
         return of_tiles(traits.compute_units, problem, rows, tile.bx)
 
     @staticmethod
-    def stages(tile: Tile, *, staged: bool = False) -> int:
-        """Give the slots that fit the local memory beside what else lies there."""
+    def stages(tile: Tile, pitch: int = 0) -> int:
+        """Give the slots that fit the local memory, beside a tile with columns so far apart."""
         rows = tile.bx + tile.by
-        others = 1024 + rows * FMA_DEPTH * 4 + staged * tile.bx * (tile.by + STAGED_PAD) * 4
+        others = 1024 + rows * FMA_DEPTH * 4 + tile.bx * pitch * 4
         return min(MOST_STAGES, (LOCAL_BYTES - others) // (rows * SLOT_BYTES))
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
@@ -158,10 +161,10 @@ class NvFused(KernelFamily):
         way = estimate.best_way(problem, config["BY"], traits.compute_units)
         tile, tiles = way.tile, estimate.count_tiles(problem, way.tile)
         rows_x, rows_y, depth = reals(problem)
-        staged = estimate.is_staged(problem, way)
+        pitch = tile.by + PAD if estimate.stores_async(problem, way) else 0
         defines = precision_defines(precision_of(problem)) | {
-            "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x,
-            "STAGES": self.stages(tile, staged=staged), "STAGED": int(staged),
+            "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "PITCH": pitch,
+            "STAGES": self.stages(tile, pitch),
             "ROWS_OF_X": how_rows_lie(problem, is_y=False),
             "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
         }  # fmt: skip

@@ -132,7 +132,7 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     __local uchar slots[STAGES * SLOT] __attribute__((aligned(1024)));
     __local float fma_x[FMA_DEPTH * BX] __attribute__((aligned(16)));
     __local float fma_y[FMA_DEPTH * BY] __attribute__((aligned(16)));
-    __local float staged[STAGED ? BX * PITCH : 4] __attribute__((aligned(16)));
+    __local float tile[PITCH ? BX * PITCH : 4] __attribute__((aligned(16)));
     __local ulong barriers[2 * STAGES];
     __local uint least[RING * 2];
     __local Segment whole;
@@ -163,7 +163,7 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     for (int number = 0;; number++) {
         const Task t = task_of(&g, &all, number);
         if (t.turns == 0) {
-            if (STAGED)
+            if (PITCH)
                 bulk_store_wait();
             return;
         }
@@ -216,8 +216,8 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
                     acc[0][q] = acc[0][q + 8];
             }
         }
-        if (STAGED && columns.y == ACCUMULATORS / 8 && beta_class(beta) == BETA_ZERO)
-            store_by_copies(acc[0], &g, t.x, t.y, t.entry, c, alpha, staged);
+        if (PITCH && columns.y == ACCUMULATORS / 8 && beta_class(beta) == BETA_ZERO)
+            store_async(acc[0], &g, t.x, t.y, t.entry, c, alpha, tile);
         else
             store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, 0, MODE_FMA, c,
                           alpha, beta);

@@ -7,10 +7,9 @@
 // Bulk copies store whole 16 bytes.  So a column lies as far behind a multiple of 16 bytes in local memory
 // as in C, and work-items store what is left at its ends.
 
-#ifndef STAGED
-#define STAGED 0  // 1: there is local memory for a tile
+#ifndef PITCH
+#define PITCH 0  // reals from column to column of a tile in local memory; 0: there is no room for one
 #endif
-#define PITCH (BY + 16)  // from column to column: two neighbours' vectors meet other banks
 
 // Where a tile goes.
 typedef struct {
@@ -37,13 +36,13 @@ INLINE Target target_of(const Gemm *g, int x, int y, long entry, __global ELEM *
 }
 
 // Leave alpha times the sums in local memory.
-INLINE void stage(const float acc[ACCUMULATORS], const Target *to, ELEM alpha, __local float *staged)
+INLINE void write_local(const float acc[ACCUMULATORS], const Target *to, ELEM alpha, __local float *tile)
 {
     const int me = work_item(), row = row_of(me);  // and eight further, which is as late
     const int late = late_by(to, row), aligned = !((ulong)to->c & 15) && !(to->step & 3);
     Four none;
     none.all = (float4)(0);
-    staged += row * PITCH + column_of(me) + late;
+    tile += row * PITCH + column_of(me) + late;
     UNROLL
     for (int q = 0; q < ACCUMULATORS; q += 8) {
         UNROLL
@@ -52,7 +51,7 @@ INLINE void stage(const float acc[ACCUMULATORS], const Target *to, ELEM alpha, _
             ab.all = (float4)(acc[q + i * 2], acc[q + i * 2 + 1], acc[q + i * 2 + 4],
                               acc[q + i * 2 + 5]);
             ab = combined(ab, none, alpha, alpha, BETA_ZERO);
-            __local float *at = staged + i * (8 * PITCH) + q * 2;
+            __local float *at = tile + i * (8 * PITCH) + q * 2;
             if (aligned) {
                 *(__local float4 *)at = ab.all;
             } else {
@@ -64,13 +63,13 @@ INLINE void stage(const float acc[ACCUMULATORS], const Target *to, ELEM alpha, _
     }
 }
 
-// Begin to store what is staged; two work-items do for each row of the tile.
-INLINE void store_staged(const Target *to, __local const float *staged)
+// Begin to store a tile from there; two work-items do for each of its rows.
+INLINE void store_rows(const Target *to, __local const float *tile)
 {
     const int me = work_item(), row = me % BX, late = late_by(to, row);
     const int end = late + to->columns, first = late ? 4 : 0, last = end & ~3;
     __global float *at = to->c + row * to->step - late;
-    __local const float *from = staged + row * PITCH;
+    __local const float *from = tile + row * PITCH;
     if (row < to->rows && me < BX) {
         if (first < last)
             bulk_store(at + first, LOCAL_ADDRESS(from + first), (last - first) * 4);
@@ -84,14 +83,14 @@ INLINE void store_staged(const Target *to, __local const float *staged)
 }
 
 // Store a tile, without waiting for it; all 256 do.
-INLINE void store_by_copies(const float acc[ACCUMULATORS], const Gemm *g, int x, int y, long entry,
-                            __global ELEM *c, ELEM alpha, __local float *staged)
+INLINE void store_async(const float acc[ACCUMULATORS], const Gemm *g, int x, int y, long entry,
+                        __global ELEM *c, ELEM alpha, __local float *tile)
 {
     const Target to = target_of(g, x, y, entry, c);
-    bulk_store_wait();  // what was staged before is read
+    bulk_store_wait();  // the tile before is read
     multipliers_sync();
-    stage(acc, &to, alpha, staged);
+    write_local(acc, &to, alpha, tile);
     publish_to_async();
     multipliers_sync();
-    store_staged(&to, staged);
+    store_rows(&to, tile);
 }
