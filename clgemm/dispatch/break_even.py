@@ -62,6 +62,9 @@ MOST_SECONDS = 0.8
 """Of one measurement, builds of kernels aside, and half of it for each side: noise makes threads
 that spin wait for each other, at up to ten times what a quiet machine needs.  What is left out
 then, the second round and the largest shapes, is measured by later processes."""
+ENOUGH_SHAPES = 0.5
+"""Part of the shapes that each side must have been timed at: from less nothing is predicted, for
+the smallest ones alone say nothing of the others."""
 BUILD_SECONDS = 0.1  # a first run that takes longer has built a kernel
 
 
@@ -76,6 +79,11 @@ class _Measured(NamedTuple):
     def settled(self) -> bool:
         """Tell whether a process need not measure again."""
         return self.tries >= ENOUGH
+
+    @property
+    def predicts(self) -> bool:
+        """Tell whether both sides were timed at enough shapes to go by."""
+        return all(len(side.seconds) >= ENOUGH_SHAPES * len(SHAPES) for side in self.times)
 
 
 class BreakEvens:
@@ -99,9 +107,9 @@ class BreakEvens:
         self._lock = threading.Lock()
 
     def known(self, precision: Precision) -> BreakEven | None:
-        """Return what is stored of a precision, None if nothing is; measures nothing.
+        """Return what is stored of a precision, None if nothing is, or too little to go by.
 
-        With ``CLGEMM_TUNE=off`` nothing is read either.
+        Measures nothing.  With ``CLGEMM_TUNE=off`` nothing is read either.
         """
         name = lookup.entry_name(precision)
         if name not in self._known:
@@ -110,7 +118,8 @@ class BreakEvens:
             if tuned is not None and settings.tuning_enabled():
                 stamp = _stamp(tuned)
                 found = lookup.find_or_default(lambda: _read(store, name, stamp), lambda _why: None)
-            self._known.setdefault(name, None if found is None else found.times)
+            usable = found if found is not None and found.predicts else None
+            self._known.setdefault(name, None if usable is None else usable.times)
         return self._known[name]
 
     def forget(self, precision: Precision) -> None:
@@ -241,20 +250,19 @@ def measured(precision: Precision, on_device: Product, until: float = math.inf) 
     """Time whole products of a few dozen shapes on both sides, the smallest ones in any case.
 
     Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
-    only adds: the least time stands for each.
+    only adds: the least time stands for each.  The host is first, for it builds nothing: one build
+    of a kernel may take all the time that is left.
     """
     rng = np.random.default_rng(11)
     memory = tuple(rng.random(ELEMENTS).astype(precision.dtype) for _ in "abc")
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
-    ends = until - MOST_SECONDS / 2, until  # the host builds nothing: it needs no longer
-    sides = (on_device, device), (host_blas.multiply, host)
-    for (multiply, times), end in zip(sides, ends, strict=True):
+    for multiply, times in ((host_blas.multiply, host), (on_device, device)):
         start = time.perf_counter()
         timing.settle(MOST_SECONDS / 4)
         left = MOST_SECONDS / 2 - (time.perf_counter() - start)
         for _ in range(ROUNDS):
-            left -= _pass(multiply, memory, times, left, end)
+            left -= _pass(multiply, memory, times, left, until)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
 
 

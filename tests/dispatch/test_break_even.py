@@ -104,11 +104,34 @@ def test_what_takes_longer_than_it_may_is_left_out(monkeypatch):
     def builds(_call):
         time.sleep(0.05)
 
-    found = break_even.measured(S, builds, time.monotonic() + break_even.MOST_SECONDS / 2 + 0.3)
+    found = break_even.measured(S, builds, time.monotonic() + break_even.MOST_SECONDS / 2)
     assert 1 <= len(found.device.seconds) < 9
     assert len(found.host.seconds) == 9
     found = break_even.measured(S, builds, time.monotonic())
     assert (len(found.device.seconds), len(found.host.seconds)) == (1, 1)
+
+
+def test_one_long_build_leaves_the_host_its_time(monkeypatch):
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:9])
+    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
+    found = break_even.measured(S, lambda _call: time.sleep(0.3), time.monotonic() + 0.2)
+    assert (len(found.device.seconds), len(found.host.seconds)) == (1, 9)
+
+
+@pytest.mark.parametrize("short", ["host", "device"])
+def test_a_side_timed_at_a_few_shapes_predicts_nothing(short, cold, monkeypatch):
+    """By the smallest shapes alone the host took 10 us for whatever was asked."""
+    cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:20])
+    for count, enough in ((9, False), (10, True)):
+        found = always("device")
+        few = dict(list(getattr(found, short).seconds.items())[:count])
+        found = found._replace(**{short: Curve.fitted(few)})
+        monkeypatch.setattr(break_even, "measured", lambda *_, found=found: found)
+        cold.measure_break_evens(S)
+        cold.break_evens.forget(S)
+        assert (cold.break_evens.known(S) is not None) == enough
+        monkeypatch.setattr(break_even._Measured, "settled", False)
 
 
 def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
