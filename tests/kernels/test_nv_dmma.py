@@ -349,8 +349,24 @@ def test_the_estimate_knows_how_rows_lie_in_the_cache():
         assert times[2] > 1.3 * times[0]
         assert clocks(code, gaps[2], large) < 1.1 * clocks(code, 0, large)
     assert clocks("d", 1, small) > 1.2 * clocks("d", 0, small), "copies of 8 bytes"
-    assert clocks("d", 0, small, trans_a=True) == clocks("d", 0, small), "A is copied as it lies"
     assert clocks("d", 8, small) == clocks("d", 0, small)
+    along_width = clocks("d", 0, small, trans_b=True)
+    assert clocks("d", 0, small) > 1.05 * along_width, "B's rows of a slice are short"
+    assert clocks("d", 0, small, trans_a=True) > clocks("d", 0, small), "and A's, too"
+
+
+def test_units_that_are_done_first_may_take_two_of_the_last_macro_tiles():
+    tile = estimate.tile_of(64, 128, 64, 32, 16, 4)
+    assert tile.resident == 2
+
+    def clocks(tiles):
+        return estimate.best_way(132, gemm("d", 64 * tiles, 128, 1024), tile, shares=False).clocks
+
+    both, few, most, four = map(clocks, (264, 264 + 40, 264 + 130, 264 + 140))
+    assert 1.3 * both < few < 1.6 * both, "three in a row"
+    assert 1.15 * few < most < 1.01 * four
+    assert 1.85 * both < four < 2.1 * both
+    assert clocks(132) < 1.06 * clocks(100), "the first ones go to units that have none"
 
 
 def test_the_estimate_knows_what_the_cache_holds():

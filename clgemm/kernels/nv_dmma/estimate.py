@@ -1,7 +1,7 @@
 """How long `nv_dmma` takes for a problem: an estimate in clocks, from which its plans are chosen.
 
 A slice's products and the copies that bring it run at the same time, so the longer of both decides.
-Constants were fitted to drawn products on an H100, in clocks of 1980 MHz.
+Constants were fitted to 1102 timings of 138 drawn products on an H100, in clocks of 1980 MHz.
 """
 
 from __future__ import annotations
@@ -20,35 +20,39 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
 MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
-LAUNCH = 3300  # of the launch, until its first slices are on their way
-WAVE = 360  # of macro-tiles that begin together, until their products do, and ...
-ENDS = 0.60  # ... for each element of one, for its store, beside the wait for its first slice ...
-ODD_ENDS = 0.86  # ... where columns of a real C start anywhere ...
-HIDDEN = 0.74  # of both, if another macro-tile's products run meanwhile
-SEGMENTS = 8400  # for pieces that begin and end within macro-tiles, and ...
-SEGMENT_ENDS = 1.9  # ... of the ends of a macro-tile, for those of a piece
-EXCHANGED = 12.6  # elements a clock, of what another work-group computed of a macro-tile
+LAUNCH = 2000  # of the launch, until its first slices are on their way
+WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
+ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
+ODD_ENDS = 0.68  # ... where columns of a real C start anywhere ...
+HIDDEN = 0.71  # of both, if another macro-tile's products run meanwhile
+UNEVEN, UNEVEN_POWER = 0.88, 8
+"""How likely a unit that is done first takes two of the last macro-tiles while others take none: by
+how many units have one anyway, to this power."""
+SEGMENTS = 5800  # for pieces that begin and end within macro-tiles, and ...
+SEGMENT_ENDS = 2.4  # ... of the ends of a macro-tile, for those of a piece
+EXCHANGED = 6.0  # elements a clock, of what another work-group computed of a macro-tile
 JOIN = 12000  # of the launch that adds up parts of K, and ...
 JOINED = 40  # ... bytes a clock, of a compute unit, that pass through scratch
-TICKET = 4500  # until who adds up parts of K without a launch knows that, and ...
-GATHERED = 46  # ... bytes a clock that it reads
+TICKET = 3250  # until who adds up parts of K without a launch knows that, and ...
+GATHERED = 41  # ... bytes a clock that it reads
 LEAST_DEPTH = 256  # of a part of K
 
 PRODUCTS = 128  # a clock
-FRAGMENTS = {64 * 32: 1.13, 32 * 32: 1.12, 32 * 16: 1.19}
-"""What products take longer for loading fragments, by the area of a warp's tile, ..."""
-SMALL_FRAGMENTS = 1.47  # ... and of smaller ones
-SLICE = 92  # clocks in which a warp changes over to the next slice, and ...
-ISSUE = 3.4  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
+FRAGMENTS = {32: 1.15, 16: 1.25}
+"""What products take longer for loading fragments, by the columns of a warp's tile."""
+SLICE = 130  # clocks in which a warp changes over to the next slice, and ...
+ISSUE = 2.2  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
 QUARTER = 128  # work-items with which each quarter of a unit has one warp
-LINES = {32: 2.9, 16: 5.7, 8: 4.5}
+LINES = {32: 2.9, 16: 5.1, 8: 4.5}
 """Clocks of copying 128 bytes by where rows in memory start: at multiples of so many bytes.
 
 From 16 on copies are of 16 bytes, and each eight of them ask for one or two lines of the cache; the
 others are of 8 bytes."""
-OVERLAP = 4.5  # the norm that combines products and copies: nearly the longer of both
-MEMORY = 1500  # bytes a clock of the whole device, from and to memory, and ...
-MEMORY_OVERLAP = 2.6  # ... the norm that combines them with all else
+DEPTH_LINES = {32: 4.3, 16: 7.3, 8: 6.4}
+"""The same where memory runs along the depth, of which a slice has 128 or 256 bytes in a row."""
+OVERLAP = 5.4  # the norm that combines products and copies: nearly the longer of both
+MEMORY = 1640  # bytes a clock of the whole device, from and to memory, and ...
+MEMORY_OVERLAP = 2.2  # ... the norm that combines them with all else
 CACHE = 40e6  # bytes of operands that stay in the cache
 HALVINGS = 16  # of the interval in which the time is sought for which they do
 BAND = 8  # macro-tiles in a band of the raster
@@ -128,10 +132,10 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
     each = precision_of(g).itemsize
     known = max(LINES) if g.aligned else 16 if real_parts(g) > 1 else 8
     line_a, line_b = (
-        LINES[max(8, math.gcd(known, (ld | stride | offset) * each))]
-        for ld, stride, offset in (
-            (g.lda, g.stride_a, g.offset_a),
-            (g.ldb, g.stride_b, g.offset_b),
+        lines[max(8, math.gcd(known, (ld | stride | offset) * each))]
+        for lines, ld, stride, offset in (
+            (DEPTH_LINES if g.trans_a else LINES, g.lda, g.stride_a, g.offset_a),
+            (LINES if g.trans_b else DEPTH_LINES, g.ldb, g.stride_b, g.offset_b),
         )
     )
     return tile.kc * 8 / 128 * (tile.mc / real_parts(g) * line_a + tile.nc * line_b)
@@ -201,7 +205,7 @@ def _norm(x: float, y: float, power: float) -> float:
 
 
 def _unit(g: Gemm, tile: Tile) -> _Unit:
-    products = tile.kc * tile.area / PRODUCTS * FRAGMENTS.get(tile.wm * tile.wn, SMALL_FRAGMENTS)
+    products = tile.kc * tile.area / PRODUCTS * FRAGMENTS[tile.wn]
     stored = (ODD_ENDS if real_parts(g) == 1 and g.ldc % 2 else ENDS) * tile.area
     return _Unit(tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), stored)
 
@@ -262,8 +266,14 @@ def _alone(
     g: Gemm, unit: _Unit, units: int, tiles: int, slices: int, strip: float, strips: int
 ) -> Way:
     """Give each macro-tile a work-group."""
-    most = units * unit.tile.resident
-    computed = unit.computed(-(-tiles // units), slices)
+    resident = unit.tile.resident
+    most = units * resident
+    full, rest = divmod(tiles, most)
+    busiest = -(-rest // units)  # of the last macro-tiles, on a unit
+    computed = unit.computed(full * resident + busiest, slices)
+    if full and 0 < busiest < resident:
+        likely = UNEVEN * (rest / units - busiest + 1) ** UNEVEN_POWER
+        computed += likely * (unit.computed(full * resident + busiest + 1, slices) - computed)
     clocks = LAUNCH + _beside_memory(g, unit.tile, computed, most)
     if strips <= -tiles % most:  # they run beside the last macro-tiles
         clocks = max(clocks, clocks * (1 - 1 / -(-tiles // most)) + strip)

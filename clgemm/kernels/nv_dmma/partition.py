@@ -44,7 +44,6 @@ TILES = (
     tile_of(64, 64, 32, 16, 16, 4),
 )  # fmt: skip
 """What replaces a macro-tile that is too large."""
-LOYAL = 1.04  # a configuration's own macro-tile stays unless another one saves more than this
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles ...
 WORTH_STRIPS = 0.95  # ... and the rest takes less than this of the time without that
@@ -141,8 +140,7 @@ def _fitted(units: int, g: Gemm, config: Config, beside: Strips) -> tuple[Config
         return config, 0.0
     choices, shares = _choices(config, real_parts(g)), bool(config["SHARE"])
     times = [best_way(units, g, x.tile, shares=shares, strips=beside).clocks for x in choices]
-    least = min(times)
-    best = 0 if times[0] <= LOYAL * least else times.index(least)
+    best = times.index(min(times))
     shallow = g.k * real_parts(g) < SHALLOW
     return choices[best].shallow if shallow else choices[best].config, times[best]
 
