@@ -36,7 +36,7 @@ def defines(g, **changes):
 
 @pytest.mark.parametrize("code", "sdcz")
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (3, 3, 100), (16, 16, 16), (24, 24, 24), (33, 9, 50), (64, 64, 64)]
+    "shape", [(1, 1, 1), (3, 3, 100), (16, 16, 16), (24, 24, 24), (33, 9, 50), (44, 44, 64)]
 )
 def test_a_work_group_covers_whole_entries(shape, code):
     step, p = defines(gemm(*shape, code))
@@ -72,13 +72,13 @@ def test_vectors_are_read_where_all_are_aligned(change, width):
     ("n", "share", "entries"), [(24, 36, 7), (48, 72, 3), (64, 128, 1), (16, 32, 2)]
 )
 def test_entries_share_a_work_group_so_that_its_lanes_are_busy(n, share, entries):
-    _, p = defines(gemm(n, n, n), LOCAL_KB=48)
+    _, p = defines(gemm(n, n, n), LOCAL_KB=48, MR=8, FETCH=64)
     assert (p["LANES_M"] * p["LANES_N"], p["ENTRIES"]) == (share, entries)
 
 
 @pytest.mark.parametrize(
     ("change", "k", "batch", "ahead"),
-    [({}, 32, 10_000, 1), ({}, 64, 1000, 1), ({}, 32, 500, 0), ({"AHEAD": 0}, 64, 10_000, 0)],
+    [({}, 32, 10_000, 1), ({}, 64, 200, 1), ({}, 32, 500, 0), ({"AHEAD": 0}, 64, 10_000, 0)],
 )
 def test_what_is_read_ahead(change, k, batch, ahead):
     """The next slice or entry, if a work-group has one."""
@@ -88,13 +88,26 @@ def test_what_is_read_ahead(change, k, batch, ahead):
     assert groups < batch if ahead and batch > 1000 else groups == batch
 
 
-@pytest.mark.parametrize(("change", "groups", "target"), [({}, 4, "sm_90"), ({"LIMIT": 0}, 0, "")])
+@pytest.mark.parametrize(("change", "groups", "target"), [({}, 2, "sm_90"), ({"LIMIT": 0}, 0, "")])
 def test_registers_are_limited_so_that_groups_run_at_a_time(change, groups, target):
     step, p = defines(gemm(64, 64, 64), **change)
     assert (p["GROUPS"], step.kernel.target) == (groups, target)
     config = FAMILY.default(GPU, PRECISIONS["s"])
     (step,) = FAMILY.plan(GPU, gemm(64, 64, 64), config).steps
     assert not step.kernel.target, "only NVIDIA's compiler knows of it"
+
+
+def test_of_work_groups_with_a_few_lanes_over_fewer_run_at_a_time():
+    """Registers are given to whole groups of lanes: 36 work-items have those of 64."""
+    step, p = defines(gemm(20, 45, 55), MR=8, BUNDLE=36)
+    assert step.local_size[0] == 36
+    assert p["GROUPS"] == 512 // 64
+
+
+def test_no_more_groups_are_to_run_at_a_time_than_there_are():
+    """Each has the more registers: of 93 groups on 132 units some had spilled 600 bytes."""
+    assert defines(gemm(20, 45, 55, batch=93))[1]["GROUPS"] == 1
+    assert defines(gemm(20, 45, 55, batch=200))[1]["GROUPS"] == 2
 
 
 def test_large_matrices_are_computed_in_tiles():
@@ -106,7 +119,8 @@ def test_large_matrices_are_computed_in_tiles():
 @pytest.mark.parametrize(
     ("g", "claimed"),
     [
-        (gemm(16, 16, 16), True), (gemm(64, 64, 64), True), (gemm(3, 3, 100), True),
+        (gemm(16, 16, 16), True), (gemm(48, 48, 64), True), (gemm(3, 3, 100), True),
+        (gemm(64, 37, 8), True), (gemm(64, 38, 8), False), (gemm(50, 50, 50), False),
         (gemm(16, 16, 16, batch=2), False), (gemm(65, 16, 16), False), (gemm(8, 8, 10**4), False),
     ],
 )  # fmt: skip
@@ -117,15 +131,17 @@ def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "in_real", "in_complex"),
+    ("m", "n", "k", "in_real", "in_complex"),
     [
-        (31, 31, True, True), (32, 32, False, False), (33, 18, True, False),
-        (8, 64, True, False), (64, 14, True, False), (64, 15, False, False), (65, 4, False, False),
+        (16, 16, 16, True, False), (32, 32, 32, False, False), (20, 20, 28, True, True),
+        (8, 64, 30, True, False), (64, 14, 30, False, False), (65, 4, 4, False, False),
+        (13, 16, 18, True, True), (13, 29, 106, False, False), (18, 9, 114, True, True),
     ],
 )  # fmt: skip
-def test_claims_less_beside_tensor_cores_of_double_precision(m, n, in_real, in_complex):
+def test_claims_less_beside_tensor_cores_of_double_precision(m, n, k, in_real, in_complex):
+    """Where these compute little that C has not, and the more the longer k is."""
     for code, claimed in (("d", in_real), ("z", in_complex)):
-        g = gemm(m, n, 30)._replace(precision=code)
+        g = gemm(m, n, k)._replace(precision=code)
         assert FAMILY.claims(TRAITS, g) is claimed
         assert FAMILY.claims(replace(TRAITS, compute_capability=(7, 5)), g) is (max(m, n) <= 64)
 

@@ -369,6 +369,16 @@ def test_units_that_are_done_first_may_take_two_of_the_last_macro_tiles():
     assert clocks(132) < 1.06 * clocks(100), "the first ones go to units that have none"
 
 
+def test_stacks_of_short_products_get_tiles_of_which_many_run_at_a_time():
+    """An H100 takes 33.7 us with it, and 36.7 with 64 x 32."""
+    default = FAMILY.default(H200, PRECISIONS["d"])
+    g = gemm("d", 96, 96, 96)._replace(
+        batch=300, stride_a=96 * 96, stride_b=96 * 96, stride_c=96**2
+    )
+    chosen = partition.fitted(H200, g, default)
+    assert (chosen["MC"], chosen["NC"]) == (32, 32)
+
+
 def test_the_estimate_knows_what_the_cache_holds():
     """Pieces of shared macro-tiles are not in step: large operands are read again for each."""
     few = estimate._Reads(10**7, 10**7, 20.0, 20.0).transferred()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.batched.plan import Cut
-from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of
+from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 
 LEAST_BATCH = 32  # entries, below which tiles of other families keep as much of a device busy
 MOST_EXTENT = 64  # of m and n: what one work-group computes
-MOST_BESIDE_DMMA = 31  # where double precision has tensor cores: nv_dmma is faster from 32 on
-MOST_AREA_BESIDE_DMMA = 900
-"""The same of m * n for real numbers, of which nv_dmma computes whole tiles: with 33 x 18, 40 x 20
-and 8 x 64 that takes 1.6, 1.1 and 1.2 times as long on an H100, with 35 x 27 as long."""
+MOST_AREA = 2400
+"""Of m * n in single precision: gpu_tiled is faster with 51 x 53, and slower with 48 x 48."""
+WASTED, WASTED_DEPTH = 1.75, 40
+"""Beside nv_dmma, which computes whole tiles: how many times C they must cover, and what depth of k
+adds one to that.  Of 56 drawn stacks two took more than a tenth longer so on an H100."""
+DMMA_TILE = 32  # real rows, and columns, of its smallest tile
 MOST_DEPTH = 256  # of k
 MOST_MICRO_BYTES = 512  # accumulators beyond this spill to memory
-LARGEST_ROWS = {"s": 8, "c": 8}  # of a micro-tile, if not 4: fewer reads of local memory
-RESIDENT = {"c": 256, "z": 384}  # if not 512: so many registers their micro-tiles need
+BEST = {
+    "s": {"MR": 4, "NR": 4, "FETCH": 32, "RESIDENT": 512},
+    "d": {"MR": 4, "NR": 4, "FETCH": 64, "RESIDENT": 384},
+    "c": {"MR": 4, "NR": 2, "FETCH": 64, "RESIDENT": 512},
+    "z": {"MR": 4, "NR": 2, "FETCH": 64, "RESIDENT": 512},
+}
+"""The best for 28 to 30 stacks of each precision on an H100.  Larger micro-tiles need so many
+registers that fewer work-groups run at a time, or that some are spilled."""
 
 
 class Batched(KernelFamily):
@@ -48,15 +56,18 @@ class Batched(KernelFamily):
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
         """Claim stacks of many matrices that are small in all directions."""
-        g = problem
-        if traits.kind != "gpu" or g.batch < LEAST_BATCH:
+        g, precision = problem, precision_of(problem)
+        if traits.kind != "gpu" or g.batch < LEAST_BATCH or g.k > MOST_DEPTH:
             return False
-        precision = precision_of(g)
-        beside_dmma = precision.is_double and (traits.compute_capability or (0, 0)) >= (8, 0)
-        small = max(g.m, g.n) <= MOST_EXTENT and g.k <= MOST_DEPTH
-        if small and beside_dmma and max(g.m, g.n) > MOST_BESIDE_DMMA:
-            small = not precision.is_complex and g.m * g.n <= MOST_AREA_BESIDE_DMMA
-        return small and self.supports(traits, precision)
+        if max(g.m, g.n) > MOST_EXTENT or not self.supports(traits, precision):
+            return False
+        if not precision.is_double:
+            return g.m * g.n <= MOST_AREA
+        if (traits.compute_capability or (0, 0)) < (8, 0):
+            return True
+        rows = round_up(g.m * precision.parts, DMMA_TILE)
+        covered = rows * round_up(g.n, DMMA_TILE)
+        return covered >= (WASTED + g.k / WASTED_DEPTH) * g.m * precision.parts * g.n
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the micro-tile, the work-group and what it may have of local memory."""
@@ -79,9 +90,7 @@ class Batched(KernelFamily):
         return next(self._defaults(traits, precision))
 
     def _defaults(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
-        rows = LARGEST_ROWS.get(precision.code, 4)
-        usual = {"MR": rows, "NR": 4, "SHARE": 32, "FETCH": 64, "AHEAD": 1}
-        usual |= {"RESIDENT": RESIDENT.get(precision.code, 512), "LIMIT": 1}
+        usual = {"SHARE": 32, "AHEAD": 1, "LIMIT": 1} | BEST[precision.code]
         for items, local in ((256, 36), (256, 18), (128, 18), (64, 18), (32, 9), (16, 9)):
             sizes = {"ITEMS": items, "BUNDLE": items, "LOCAL_KB": local}
             config = Config.of(self.name, usual | sizes)

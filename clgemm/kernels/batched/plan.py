@@ -124,11 +124,23 @@ class Cut:
 
     @property
     def _resident(self) -> int:
-        """Work-groups of a compute unit that run at a time; more of them if micro-tiles are cut."""
+        """Work-groups of a compute unit that run at a time; more of them if micro-tiles are cut.
+
+        No more than there are: each has the more registers.
+        """
         tile, most = self._tile, self.config["RESIDENT"]
+        entries, _ = self._entries_and_depth
         cut = self.config["MR"] * self.config["NR"] // (tile.mr * tile.nr)
         most = max(most, min(most * cut, MOST_RESIDENT))
-        return max(1, most // (tile.items * self._entries_and_depth[0]))
+        (mc, nc), bundles = tile.extents, -(-self.g.batch // entries)
+        needed = bundles * -(-self.g.m // mc) * -(-self.g.n // nc)
+        return max(
+            1,
+            min(
+                most // round_up(tile.items * entries, LANES),
+                -(-needed // self.traits.compute_units),
+            ),
+        )
 
     @cached_property
     def _target(self) -> str:

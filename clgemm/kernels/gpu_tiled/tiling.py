@@ -108,6 +108,22 @@ KNOWN: dict[str, tuple[Known, ...]] = {
     ),
 }
 """For operands whose rows start anywhere, where C is small or thin, and thin ones of a short k."""
+STACKED: dict[str, tuple[Known, ...]] = {
+    "s": (
+        _known("128 32 16 8 4 8", 49.5, 28),
+        _known("64 64 16 8 4 8", 50.7, 40),
+        _known("32 96 16 4 6 8", 43.6, 26, VW=2),
+        _known("32 64 32 4 4 8", 49.8, 32),
+        _known("32 32 32 4 4 8", 46.3, 23),
+    ),
+    "c": (
+        _known("64 32 16 4 4 8", 59.1, 52),
+        _known("32 64 8 4 4 8", 51.2, 55, AHEAD=0),
+        _known("32 32 16 4 4 8", 53.5, 55),
+        _known("32 32 16 4 4 8", 37.0, 32, **SLICED),
+    ),
+}
+"""For stacks of small matrices, from 80 of each precision on an H100."""
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
@@ -152,16 +168,23 @@ def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
 
 
 def known_seconds(traits: DeviceTraits, g: Gemm) -> float:
-    """Estimate what a problem takes with a tile of `KNOWN`; infinite if it gets another one."""
+    """Estimate what a problem takes with a known tile; infinite if it gets another one."""
     return _best_known(traits, g, USUAL)[1] if _is_known(traits, g, USUAL["VG"]) else math.inf
 
 
 def _is_known(traits: DeviceTraits, g: Gemm, widest: int) -> bool:
-    """Tell whether a problem gets a tile of `KNOWN`."""
+    """Tell whether a problem gets a tile of `KNOWN` or `STACKED`."""
     if g.precision not in KNOWN or not _is_small(g):
         return False
+    if _is_stack(g):
+        return True
     reads_most = g.k <= SHORT and min(g.m, g.n) * g.k <= SHORT**2
     return reads_most or precision_of(g).is_complex or vector_width(traits, g, widest) == 1
+
+
+def _is_stack(g: Gemm) -> bool:
+    """Tell whether a problem is a stack of matrices that are small in all directions."""
+    return g.batch > 1 and max(g.m, g.n, g.k) < LEAST_RATED
 
 
 def _is_small(g: Gemm) -> bool:
@@ -172,14 +195,14 @@ def _is_small(g: Gemm) -> bool:
 def _best_known(
     traits: DeviceTraits, g: Gemm, p: dict[str, int]
 ) -> tuple[dict[str, int] | None, float]:
-    """Take the tile of `KNOWN`, and the parts of k, with which a problem is done first, and when.
+    """Take the known tile, and the parts of k, with which a problem is done first, and when.
 
     Such products are not packed: too few macro-tiles would read a panel.
     """
     itemsize, multiplications = precision_of(g).itemsize, precision_of(g).multiplications
     best: dict[str, int] | None = None
     least = math.inf
-    for tile in KNOWN[g.precision]:
+    for tile in (STACKED if _is_stack(g) else KNOWN)[g.precision]:
         q = p | tile.params
         if (
             local_elements(q) * itemsize > traits.local_memory

@@ -24,7 +24,10 @@ LAUNCH = 2000  # of the launch, until its first slices are on their way
 WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
 ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
 ODD_ENDS = 0.68  # ... where columns of a real C start anywhere ...
-HIDDEN = 0.71  # of both, if another macro-tile's products run meanwhile
+HIDDEN = {1: 1.0, 2: 0.71, 3: 0.71, 4: 0.45}
+"""What of both is not hidden by others' products, by how many macro-tiles run together.
+
+The last by 2080 timings of 160 stacks."""
 UNEVEN, UNEVEN_POWER = 0.88, 8
 """How likely a unit that is done first takes two of the last macro-tiles while others take none: by
 how many units have one anyway, to this power."""
@@ -184,7 +187,7 @@ class _Unit(NamedTuple):
     def ends(self, number: int) -> float:
         """Return the clocks in which so many macro-tiles that run together begin and end."""
         end = self.stored + self.copies
-        return number * end * (HIDDEN if number > 1 else 1.0) + WAVE
+        return number * end * HIDDEN[min(number, max(HIDDEN))] + WAVE
 
     def slices(self, number: int) -> float:
         """Return the clocks of a slice of each of so many macro-tiles that run together."""
@@ -292,7 +295,7 @@ def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
     clocks += math.ceil(share * slices) * unit.slices(turns)
     clocks += unit.ends(turns) * max(1.0, share) * SEGMENT_ENDS
     exchanged = turns * tile.area / EXCHANGED / min(1.0, share)
-    clocks += exchanged * (HIDDEN if turns > 1 else 1.0)
+    clocks += exchanged * HIDDEN[min(turns, max(HIDDEN))]
     clocks = _beside_memory(g, tile, clocks, most, 1 - whole / tiles)
     return Way(whole, tiles - whole, most, 1, False, LAUNCH + SEGMENTS + clocks)
 
