@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from types import SimpleNamespace
 
@@ -22,7 +23,6 @@ from clgemm.problem import PRECISIONS
 from clgemm.runtime import devices, registry
 from clgemm.tuning import verification
 from clgemm.tuning.measure import timing
-from clgemm.tuning.shapes import Shape
 from clgemm.tuning.store import lookup
 
 S = PRECISIONS["s"]
@@ -63,8 +63,10 @@ def fresh(device, monkeypatch, tmp_path):
 @pytest.mark.parametrize("route", ["auto", "device"])
 def test_a_call_on_a_device_imports_no_scipy_linalg(route, fresh, monkeypatch):
     """Nor what only a search needs, if parameters and break-evens are known."""
-    small, large = Shape(64, 64, 64), Shape(300, 300, 300)
-    sides = (Curve.fitted({small: x, large: 100 * x}) for x in (1e-3, 1e-5))
+    sides = (
+        Curve.fitted({shape: seconds * math.prod(shape[:3]) for shape in break_even.SHAPES})
+        for seconds in (1e-9, 1e-11)
+    )
     times = BreakEven(*sides)
     monkeypatch.setattr(break_even, "measured", lambda *_: times)
     monkeypatch.setattr(timing.Neighbours, "share", lambda _self: 0.0)

@@ -369,6 +369,36 @@ def test_units_that_are_done_first_may_take_two_of_the_last_macro_tiles():
     assert clocks(132) < 1.06 * clocks(100), "the first ones go to units that have none"
 
 
+@pytest.mark.parametrize(
+    ("size", "later"),
+    [((3432, 6022, 164), True), ((3432, 6022, 2000), False), ((1200, 1200, 164), False)],
+)
+def test_where_stores_outweigh_products_macro_tiles_of_a_unit_begin_one_after_another(size, later):
+    """Not where k is long, nor where units have few of them."""
+    step = FAMILY.plan(H200, gemm("d", *size), FAMILY.default(H200, PRECISIONS["d"])).steps[-1]
+    found = dict(step.kernel.defines)
+    assert ("STAGGER" in found) == later
+    if later:
+        items, names = step.local_size[0], ("MC", "NC", "WM", "WN", "KC", "STAGES")
+        assert found["FIRST_TURNS"] == estimate.tile_of(*map(found.get, names)).resident > 1
+        assert found["STAGGER"] == round(estimate.STAGGER * found["MC"] * found["NC"])
+        assert found["UNITS"] == H200.compute_units
+        assert step.global_size[0] // items >= 2 * found["UNITS"] * found["FIRST_TURNS"]
+
+
+def test_the_estimate_knows_that_stores_are_hidden_by_products_that_began_later(monkeypatch):
+    tile = estimate.tile_of(64, 128, 64, 32, 16, 4)
+
+    def way(k):
+        return estimate.best_way(132, gemm("d", 6022, 3432, k), tile, shares=False)
+
+    short, long = way(164), way(2000)
+    assert (short.stagger, long.stagger) == (round(estimate.STAGGER * tile.area), 0)
+    monkeypatch.setattr(estimate, "STAGGERED", 1.0)
+    assert short.clocks < 0.97 * way(164).clocks
+    assert long.clocks == way(2000).clocks
+
+
 def test_stacks_of_short_products_get_tiles_of_which_many_run_at_a_time():
     """An H100 takes 33.7 us with it, and 36.7 with 64 x 32."""
     default = FAMILY.default(H200, PRECISIONS["d"])

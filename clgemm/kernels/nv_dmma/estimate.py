@@ -28,6 +28,12 @@ HIDDEN = {1: 1.0, 2: 0.71, 3: 0.71, 4: 0.45}
 """What of both is not hidden by others' products, by how many macro-tiles run together.
 
 The last by 2080 timings of 160 stacks."""
+STAGGER = (
+    0.7  # clocks for each element, by which one macro-tile of a unit begins after another, ...
+)
+STAGGERED = 0.8  # ... which hides so much of the rest, ...
+STAGGERED_TURNS = 2  # ... where a unit has its fill of them so often, and ...
+STAGGERED_ENDS = 6  # ... products take at most so many times as long as the store
 UNEVEN, UNEVEN_POWER = 0.88, 8
 """How likely a unit that is done first takes two of the last macro-tiles while others take none: by
 how many units have one anyway, to this power."""
@@ -113,6 +119,8 @@ class Way(NamedTuple):
     joins: bool
     """Whether the last of them adds them up, without another launch."""
     clocks: float
+    stagger: int = 0
+    """Clocks by which one macro-tile of a unit begins after another."""
 
 
 def real_parts(g: Gemm) -> int:
@@ -184,9 +192,9 @@ class _Unit(NamedTuple):
     stored: float
     """Clocks for the store of a macro-tile."""
 
-    def ends(self, number: int) -> float:
+    def ends(self, number: int, *, staggered: bool = False) -> float:
         """Return the clocks in which so many macro-tiles that run together begin and end."""
-        end = self.stored + self.copies
+        end = (self.stored + self.copies) * (STAGGERED if staggered else 1.0)
         return number * end * HIDDEN[min(number, max(HIDDEN))] + WAVE
 
     def slices(self, number: int) -> float:
@@ -194,12 +202,23 @@ class _Unit(NamedTuple):
         warps = max(1.0, number * self.tile.items / QUARTER)
         return number * _norm(self.products + self.change / warps, self.copies, OVERLAP)
 
-    def computed(self, number: int, count: int) -> float:
+    def computed(self, number: int, count: int, *, staggered: bool = False) -> float:
         """Return the clocks of so many macro-tiles of so many slices each."""
         resident = self.tile.resident
         full, rest = divmod(number, resident)
-        clocks = full * (count * self.slices(resident) + self.ends(resident))
+        ends = self.ends(resident, staggered=staggered)
+        clocks = full * (count * self.slices(resident) + ends)
         return clocks + (count * self.slices(rest) + self.ends(rest) if rest else 0.0)
+
+    def stagger(self, tiles: int, count: int) -> int:
+        """Return by how many clocks one of so many macro-tiles begins after another on a unit.
+
+        Zero where they are few, and where products take so long that stores hardly matter.
+        """
+        turns = tiles / self.tile.resident
+        short = count * self.products <= STAGGERED_ENDS * self.stored
+        fits = self.tile.resident > 1 and turns >= STAGGERED_TURNS and short
+        return round(STAGGER * self.tile.area) if fits else 0
 
 
 def _norm(x: float, y: float, power: float) -> float:
@@ -273,16 +292,21 @@ def _alone(
     most = units * resident
     full, rest = divmod(tiles, most)
     busiest = -(-rest // units)  # of the last macro-tiles, on a unit
-    computed = unit.computed(full * resident + busiest, slices)
+    stagger = unit.stagger(tiles // units, slices)
+
+    def computed_by(number: int) -> float:
+        return unit.computed(number, slices, staggered=stagger > 0)
+
+    computed = computed_by(full * resident + busiest)
     if full and 0 < busiest < resident:
         likely = UNEVEN * (rest / units - busiest + 1) ** UNEVEN_POWER
-        computed += likely * (unit.computed(full * resident + busiest + 1, slices) - computed)
+        computed += likely * (computed_by(full * resident + busiest + 1) - computed)
     clocks = LAUNCH + _beside_memory(g, unit.tile, computed, most)
     if strips <= -tiles % most:  # they run beside the last macro-tiles
         clocks = max(clocks, clocks * (1 - 1 / -(-tiles // most)) + strip)
     else:
         clocks += strip
-    return Way(tiles, 0, 0, 1, False, clocks)
+    return Way(tiles, 0, 0, 1, False, clocks, stagger)
 
 
 def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:

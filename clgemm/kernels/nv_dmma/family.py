@@ -206,7 +206,7 @@ class NvDmma(KernelFamily):
         strips, thick = partition.strips(whole, g)
         tile = partition.tile(config, estimate.real_parts(g))
         limit = _target(traits) if _is_limited(tile) else ""
-        choices = (
+        choices: tuple[tuple[str, int], ...] = (
             ("CONJ_A", int(g.conj_a and not cut.pack_a)),
             ("CONJ_B", int(g.conj_b and not cut.pack_b)),
             ("EDGE_THICK", thick),
@@ -215,6 +215,12 @@ class NvDmma(KernelFamily):
             ("RESIDENT", tile.resident if limit else 0),
             ("SHARED", int(cut.workers > 0)),
         )
+        if cut.stagger:
+            choices += (
+                ("FIRST_TURNS", tile.resident),
+                ("STAGGER", cut.stagger),
+                ("UNITS", traits.compute_units),
+            )
         newest = self._has_bulk_copies(traits)
         spec = _gemm_spec(g.precision, config, _layout(g, cut), choices, newest, limit)
         args = (

@@ -44,6 +44,15 @@
 #ifndef STAGES
 #define STAGES 3  // slices in local memory
 #endif
+#ifndef STAGGER
+#define STAGGER 0  // clocks by which one work-group of a unit begins its products after the other
+#endif
+#ifndef UNITS
+#define UNITS 1  // compute units: so many work-groups begin before a unit gets a second one
+#endif
+#ifndef FIRST_TURNS
+#define FIRST_TURNS 1  // work-groups that a unit has at a time
+#endif
 #ifndef RESIDENT
 #define RESIDENT 0  // work-groups that a unit is to hold at a time, 0: as many as there are registers
 #endif
@@ -187,6 +196,22 @@
     }
 #define ACC acc[f / FRAGS_A][f % FRAGS_A][e / 4][e % 4]
 
+#if STAGGER
+// Wait as the work-group of this number on its unit, if it is among the first: work-groups that begin
+// together stay together, and the tensor cores would wait while all of them store and load.  One that
+// begins later by what these take keeps them busy then, and the distance stays, tile after tile.
+INLINE void begin_later(uint turn)
+{
+    uint from, now;
+    asm volatile("mov.u32 %0, %%clock;" : "=r"(from));
+    if (turn > 0 && turn < FIRST_TURNS)
+        do {
+            asm volatile("nanosleep.u32 40;" ::: "memory");
+            asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+        } while (now - from < turn * STAGGER);
+}
+#endif
+
 // packed_a, packed_b and partials count real numbers from the start of scratch;
 // per_a and per_b are how many panels an entry of the stack has (0: all entries share them).
 // The second dimension of the launch are the parts of K, `span` slices each, of which
@@ -315,6 +340,9 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     uint reads = 0, fills = STAGES - 1;  // the buffers that are read and refilled
     uint reads_parity = 0, fills_parity = 1;
     is_empty = 0;
+#if STAGGER
+    begin_later(get_group_id(0) / UNITS);
+#endif
     if (slices > 0) {
         mbarrier_wait(barriers_at, 0);
         LOAD(0, 0)

@@ -80,6 +80,8 @@ class Cut(NamedTuple):
     """Whether the last part of a macro-tile adds them all up, without another launch."""
     reals: int
     """Scratch."""
+    stagger: int
+    """Clocks by which one macro-tile of a unit begins after another."""
 
     @property
     def takes_tickets(self) -> bool:
@@ -206,4 +208,5 @@ def cut(traits: DeviceTraits, g: Gemm, config: Config, beside: Strips = NO_STRIP
     return Cut(
         tiles_m, tiles_n, slices, pack_a, pack_b, entries_a, entries_b,
         packed_a, packed_b, partials, whole, way.shared, way.workers, parts, span, joins, reals,
+        way.stagger,
     )  # fmt: skip
