@@ -110,11 +110,12 @@ KNOWN: dict[str, tuple[Known, ...]] = {
 """For operands whose rows start anywhere, where C is small or thin, and thin ones of a short k."""
 STACKED: dict[str, tuple[Known, ...]] = {
     "s": (
-        _known("128 32 16 8 4 8", 49.5, 28),
-        _known("64 64 16 8 4 8", 50.7, 40),
-        _known("32 96 16 4 6 8", 43.6, 26, VW=2),
-        _known("32 64 32 4 4 8", 49.8, 32),
-        _known("32 32 32 4 4 8", 46.3, 23),
+        _known("128 32 16 8 4 8", 47.3, 41),
+        _known("64 64 16 8 4 8", 48.4, 42),
+        _known("32 96 16 4 6 8", 41.7, 40, VW=2),
+        _known("64 32 32 4 4 8", 48.6, 29),
+        _known("32 64 16 4 4 8", 42.5, 36),
+        _known("32 32 32 4 4 8", 44.6, 30),
     ),
     "c": (
         _known("64 32 16 4 4 8", 59.1, 52),
@@ -123,7 +124,8 @@ STACKED: dict[str, tuple[Known, ...]] = {
         _known("32 32 16 4 4 8", 37.0, 32, **SLICED),
     ),
 }
-"""For stacks of small matrices, from 80 of each precision on an H100."""
+"""For stacks of small matrices, from 122 of s and 80 of c on an H100.  K stays whole unless their
+macro-tiles are fewer than the compute units."""
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
@@ -211,8 +213,10 @@ def _best_known(
             continue
         tiles, area = count_tiles(g, q), q["MC"] * q["NC"]
         step = area * multiplications * 2 * RATED_UNITS / (tile.tflops * 1e12)
+        whole = _is_stack(g) and tiles >= traits.compute_units
+        most = 1 if whole else min(q["SPLIT"], max(1, g.k // LEAST_PART))
         for parts in MORE_PARTS:
-            if parts > min(q["SPLIT"], max(1, g.k // LEAST_PART)):
+            if parts > most:
                 continue
             groups = -(-tiles * parts // traits.compute_units)
             pace = ((groups * step) ** OVERLAP + tile.alone**OVERLAP) ** (1 / OVERLAP)
