@@ -144,7 +144,9 @@ def test_claims_less_beside_tensor_cores_of_double_precision(m, n, k, in_real, i
     for code, claimed in (("d", in_real), ("z", in_complex)):
         g = gemm(m, n, k)._replace(precision=code)
         assert FAMILY.claims(TRAITS, g) is claimed
-        assert FAMILY.claims(replace(TRAITS, compute_capability=(7, 5)), g) is (max(m, n) <= 64)
+        for others in ((7, 5), (8, 6)):
+            traits = replace(TRAITS, compute_capability=others)
+            assert FAMILY.claims(traits, g) is (max(m, n) <= 64)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.batched.plan import Cut
 from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of, round_up
+from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,22 +60,9 @@ class Batched(KernelFamily):
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
         """Claim stacks of many matrices that are small in all directions."""
-        g, precision = problem, precision_of(problem)
-        if traits.kind != "gpu" or g.batch < LEAST_BATCH or g.k > MOST_DEPTH:
+        if traits.kind != "gpu" or problem.batch < LEAST_BATCH or problem.k > MOST_DEPTH:
             return False
-        most = max(g.m, g.n)
-        if most > MOST_CUT or not self.supports(traits, precision):
-            return False
-        if not precision.is_double:
-            small = most <= MOST_EXTENT or g.m * g.n * g.k <= MOST_MULTIPLIED
-            return small and g.m * g.n <= MOST_AREA
-        if most > MOST_EXTENT:
-            return False
-        if (traits.compute_capability or (0, 0)) < (8, 0):
-            return True
-        rows = round_up(g.m * precision.parts, DMMA_TILE)
-        covered = rows * round_up(g.n, DMMA_TILE)
-        return covered >= (WASTED + g.k / WASTED_DEPTH) * g.m * precision.parts * g.n
+        return self.supports(traits, precision_of(problem)) and _is_small(traits, problem)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the micro-tile, the work-group and what it may have of local memory."""
@@ -119,3 +107,18 @@ class Batched(KernelFamily):
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """One launch."""
         return Cut(traits, problem, config).plan()
+
+
+def _is_small(traits: DeviceTraits, g: Gemm) -> bool:
+    """Tell whether tiles of other families take longer for an entry, by what they do on an H100."""
+    precision, most = precision_of(g), max(g.m, g.n)
+    if not precision.is_double:
+        few = most <= MOST_CUT and g.m * g.n * g.k <= MOST_MULTIPLIED
+        return (few or most <= MOST_EXTENT) and g.m * g.n <= MOST_AREA
+    if most > MOST_EXTENT:
+        return False
+    if traits.compute_capability not in LOCAL_BYTES:  # no nv_dmma
+        return True
+    rows = g.m * precision.parts
+    covered = round_up(rows, DMMA_TILE) * round_up(g.n, DMMA_TILE)
+    return covered >= (WASTED + g.k / WASTED_DEPTH) * rows * g.n

@@ -28,12 +28,11 @@ HIDDEN = {1: 1.0, 2: 0.71, 3: 0.71, 4: 0.45}
 """What of both is not hidden by others' products, by how many macro-tiles run together.
 
 The last by 2080 timings of 160 stacks."""
-STAGGER = (
-    0.7  # clocks for each element, by which one macro-tile of a unit begins after another, ...
-)
-STAGGERED = 0.8  # ... which hides so much of the rest, ...
-STAGGERED_TURNS = 2  # ... where a unit has its fill of them so often, and ...
-STAGGERED_ENDS = 6  # ... products take at most so many times as long as the store
+STAGGER = 0.7  # clocks for each element, by which a macro-tile begins after another of its unit
+STAGGERED = 0.8  # how much of the ends that are not hidden stays so then
+STAGGERED_TURNS, STAGGERED_ENDS = 2, 6
+"""Where macro-tiles begin so: where a unit has its fill of them this often or more, and products
+take at most so many times as long as the store."""
 UNEVEN, UNEVEN_POWER = 0.88, 8
 """How likely a unit that is done first takes two of the last macro-tiles while others take none: by
 how many units have one anyway, to this power."""
