@@ -41,7 +41,7 @@ print(json.dumps({"import": imported - start, "first call": after - before,
 """
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Give this one's variables, but for the one that would compile clgemm's Python each time.
 
     An installed package brings its byte code, a source tree writes it when it is first imported.
@@ -51,7 +51,7 @@ def environment() -> dict[str, str]:
 
 def write_bytecode() -> None:
     """Import clgemm once."""
-    subprocess.run([sys.executable, "-c", "import clgemm"], env=environment(), check=True)
+    subprocess.run([sys.executable, "-c", "import clgemm"], env=child_environment(), check=True)
 
 
 def first_call(
@@ -60,7 +60,7 @@ def first_call(
     """Start Python, import clgemm, multiply once; `compiled` is for what the driver compiles."""
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(n), PRECISIONS[code].dtype.char, code],
-        env=environment()
+        env=child_environment()
         | {
             "CLGEMM_CACHE_DIR": str(cache),
             "CLGEMM_SHIPPED": str(shipped),

@@ -108,6 +108,7 @@ def test_no_more_groups_are_to_run_at_a_time_than_there_are():
     """Each has the more registers: of 93 groups on 132 units some had spilled 600 bytes."""
     assert defines(gemm(20, 45, 55, batch=93))[1]["GROUPS"] == 1
     assert defines(gemm(20, 45, 55, batch=200))[1]["GROUPS"] == 2
+    assert defines(gemm(102, 16, 18, batch=100))[1]["GROUPS"] == 2, "of two macro-tiles each"
 
 
 def test_large_matrices_are_computed_in_tiles():

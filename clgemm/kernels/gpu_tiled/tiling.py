@@ -124,8 +124,7 @@ STACKED: dict[str, tuple[Known, ...]] = {
         _known("32 32 16 4 4 8", 37.0, 32, **SLICED),
     ),
 }
-"""For stacks of small matrices, from 122 of s and 80 of c on an H100.  K stays whole unless their
-macro-tiles are fewer than the compute units."""
+"""For stacks of small matrices, from 122 of s and 80 of c on an H100."""
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
@@ -213,10 +212,8 @@ def _best_known(
             continue
         tiles, area = count_tiles(g, q), q["MC"] * q["NC"]
         step = area * multiplications * 2 * RATED_UNITS / (tile.tflops * 1e12)
-        whole = _is_stack(g) and tiles >= traits.compute_units
-        most = 1 if whole else min(q["SPLIT"], max(1, g.k // LEAST_PART))
         for parts in MORE_PARTS:
-            if parts > most:
+            if parts > min(q["SPLIT"], max(1, g.k // LEAST_PART)):
                 continue
             groups = -(-tiles * parts // traits.compute_units)
             pace = ((groups * step) ** OVERLAP + tile.alone**OVERLAP) ** (1 / OVERLAP)

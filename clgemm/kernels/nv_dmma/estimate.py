@@ -24,8 +24,8 @@ LAUNCH = 2000  # of the launch, until its first slices are on their way
 WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
 ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
 ODD_ENDS = 0.68  # ... where columns of a real C start anywhere ...
-HIDDEN = {1: 1.0, 2: 0.71, 3: 0.71, 4: 0.45}
-"""What of both is not hidden by others' products, by how many macro-tiles run together.
+HIDDEN = (1.0, 0.71, 0.71, 0.45)
+"""What of both is not hidden by others' products if one, two, three or more run together.
 
 The last by 2080 timings of 160 stacks."""
 STAGGER = 0.7  # clocks for each element, by which a macro-tile begins after another of its unit
@@ -194,7 +194,7 @@ class _Unit(NamedTuple):
     def ends(self, number: int, *, staggered: bool = False) -> float:
         """Return the clocks in which so many macro-tiles that run together begin and end."""
         end = (self.stored + self.copies) * (STAGGERED if staggered else 1.0)
-        return number * end * HIDDEN[min(number, max(HIDDEN))] + WAVE
+        return number * end * HIDDEN[min(number, len(HIDDEN)) - 1] + WAVE
 
     def slices(self, number: int) -> float:
         """Return the clocks of a slice of each of so many macro-tiles that run together."""
@@ -318,7 +318,7 @@ def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
     clocks += math.ceil(share * slices) * unit.slices(turns)
     clocks += unit.ends(turns) * max(1.0, share) * SEGMENT_ENDS
     exchanged = turns * tile.area / EXCHANGED / min(1.0, share)
-    clocks += exchanged * HIDDEN[min(turns, max(HIDDEN))]
+    clocks += exchanged * HIDDEN[min(turns, len(HIDDEN)) - 1]
     clocks = _beside_memory(g, tile, clocks, most, 1 - whole / tiles)
     return Way(whole, tiles - whole, most, 1, False, LAUNCH + SEGMENTS + clocks)
 
