@@ -1,7 +1,7 @@
 """How long `nv_dmma` takes for a problem: an estimate in clocks, from which its plans are chosen.
 
 A slice's products and the copies that bring it run at the same time, so the longer of both decides.
-Constants were fitted to 1102 timings of 138 drawn products on an H100, in clocks of 1980 MHz.
+Constants were fitted to 2711 timings of 270 drawn products on H100s, in clocks of 1980 MHz.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ GATHERED = 41  # ... bytes a clock that it reads
 LEAST_DEPTH = 256  # of a part of K
 
 PRODUCTS = 128  # a clock
-FRAGMENTS = {32: 1.15, 16: 1.25}
-"""What products take longer for loading fragments, by the columns of a warp's tile."""
-SLICE = 130  # clocks in which a warp changes over to the next slice, and ...
-ISSUE = 2.2  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
+FASTER, FRAGMENTS = 0.95, 1.9
+"""What products take of that where a warp's tile is large, and what loading fragments adds, over
+its rows and over its columns."""
+SLICE = 100  # clocks in which a warp changes over to the next slice, and ...
+ISSUE = 7.0  # ... in which it starts a copy: other warps of its quarter of the unit go on meanwhile
 QUARTER = 128  # work-items with which each quarter of a unit has one warp
 LINES = {32: 2.9, 16: 5.1, 8: 4.5}
 """Clocks of copying 128 bytes by where rows in memory start: at multiples of so many bytes.
@@ -87,10 +88,19 @@ class Tile(NamedTuple):
     """Work-groups that run on a compute unit at a time."""
 
 
+def slice_width(size: int) -> int:
+    """Return how wide a slice is in local memory for so many rows or columns, if it is not packed.
+
+    That is the next power of two, as in nv_dmma/tiles.cl.
+    """
+    return 1 << (size - 1).bit_length()
+
+
 def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int) -> Tile:
     """Work out what follows from a macro-tile's sizes."""
     items = 32 * (mc // wm) * (nc // wn)
-    resident = min(LOCAL_BYTES[9, 0] // (stages * (mc + nc) * kc * 8), MOST_ITEMS // items)
+    stage = (slice_width(mc) + slice_width(nc)) * kc * 8
+    resident = min(LOCAL_BYTES[9, 0] // (stages * stage), MOST_ITEMS // items)
     return Tile(mc, nc, wm, wn, kc, stages, mc * nc, items, max(1, resident))
 
 
@@ -154,7 +164,7 @@ def _copy_clocks(g: Gemm, tile: Tile) -> float:
 def _change_clocks(g: Gemm, tile: Tile) -> float:
     """Estimate the clocks in which a warp starts a slice's copies and changes over to the next."""
     wide_a, wide_b = wide(g)
-    copies = tile.mc * (1 + (not wide_a)) + tile.nc * (1 + (not wide_b))
+    copies = slice_width(tile.mc) * (1 + (not wide_a)) + slice_width(tile.nc) * (1 + (not wide_b))
     return SLICE + ISSUE * copies * tile.kc / 2 / tile.items
 
 
@@ -226,7 +236,8 @@ def _norm(x: float, y: float, power: float) -> float:
 
 
 def _unit(g: Gemm, tile: Tile) -> _Unit:
-    products = tile.kc * tile.area / PRODUCTS * FRAGMENTS[tile.wn]
+    slower = FASTER + FRAGMENTS * (1 / tile.wm + 1 / tile.wn)
+    products = tile.kc * tile.area / PRODUCTS * slower
     stored = (ODD_ENDS if real_parts(g) == 1 and g.ldc % 2 else ENDS) * tile.area
     return _Unit(tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), stored)
 

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 NEWEST_SHAPES = (9, 0)  # compute capability with 16x8x4 products and bulk copies
 MAX_ACCUMULATORS = 64  # doubles a work-item; more would spill
 PACK_ITEMS = 128  # of nv_dmma/pack.cl
-LIMITED = 64  # rows and columns of a macro-tile whose registers are limited
+LIMITED = range(48 * 64, 64 * 64 + 1)  # elements of a macro-tile whose registers are limited ...
+PLENTY = 256  # ... where a unit holds more work-items: so many may have all that they can name
 PLANNED = frozenset(
     {"FIT", "PACK_A", "PACK_B", "SHARE"}
 )  # parameters of the plan, not of the kernel
@@ -142,7 +143,7 @@ class NvDmma(KernelFamily):
         items = self.items(config)
         if not 64 <= items <= min(256, traits.max_work_group_size):
             yield "a work-group has 2 to 8 warps"
-        if any(width * kc * ce // 2 % items for width in (mc, nc)):
+        if any(width * kc * ce // 2 % items for width in map(estimate.slice_width, (mc, nc))):
             yield "every work-item copies the same number of chunks"
         if wm * ce * wn > 32 * MAX_ACCUMULATORS:
             yield "the accumulators fit the registers"
@@ -164,7 +165,7 @@ class NvDmma(KernelFamily):
             yield "scratch has no room for sums of each warp along the depth"
         if config["STAGES"] > 3 and config["WK"] == 1 and depth >= 32:
             yield "three stages of deep slices are enough"
-        tile = (config["MC"] + config["NC"]) * kc * precision.itemsize
+        tile = sum(estimate.slice_width(config[x]) for x in ("MC", "NC")) * kc * precision.itemsize
         sums = (config["WK"] - 1) * config["MC"] * config["NC"] * precision.itemsize
         local = max(config["STAGES"] * tile, sums) + config["STAGES"] * 16
         if local > estimate.LOCAL_BYTES.get(traits.compute_capability or (0, 0), 0):
@@ -253,8 +254,12 @@ Layout = tuple[bool, bool, bool, bool, bool, bool]
 
 
 def _is_even(g: Gemm, config: Config, cut: Cut) -> bool:
-    """Tell whether what is copied without packing ends where macro-tiles do."""
-    return (cut.pack_a or g.m % config["MC"] == 0) and (cut.pack_b or g.n % config["NC"] == 0)
+    """Tell whether what is copied without packing ends where macro-tiles and slices do."""
+    widths = ((g.m, config["MC"], cut.pack_a), (g.n, config["NC"], cut.pack_b))
+    return all(
+        packed or (size % width == 0 and width == estimate.slice_width(width))
+        for size, width, packed in widths
+    )
 
 
 def _is_limited(tile: estimate.Tile) -> bool:
@@ -263,7 +268,7 @@ def _is_limited(tile: estimate.Tile) -> bool:
     Of these tiles it sometimes gives work-items more registers than that leaves them.  It has to
     assemble twice for it, so others are left alone.
     """
-    return tile.resident > 1 and tile.mc == tile.nc == LIMITED
+    return tile.resident * tile.items > PLENTY and tile.area in LIMITED
 
 
 def _target(traits: DeviceTraits) -> str:

@@ -65,9 +65,9 @@
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
-#define UNITS_A (MC * CE / 16)  // along the width of a slice
-#define UNITS_B (NC / 16)
-#define STAGE_CHUNKS (CHUNKS(MC) + CHUNKS(NC))
+#define UNITS_A (WIDTH_A * CE / 16)  // along the width of a slice
+#define UNITS_B (WIDTH_B / 16)
+#define STAGE_CHUNKS (CHUNKS(WIDTH_A) + CHUNKS(WIDTH_B))
 #define SUMS ((WK - 1) * MC * NC * CE / 2)  // local memory to add up accumulators, as chunks
 #define MOST(x, y) ((x) > (y) ? (x) : (y))
 #if EDGE_THICK
@@ -122,7 +122,8 @@
 // edge.
 #define FILL(stage, parity, part, whole)                                                           \
     if (whole || left > 0) {                                                                       \
-        const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16, to_b = to_a + CHUNKS(MC) * 16;   \
+        const uint to_a = tiles_at + (stage) * STAGE_CHUNKS * 16;                                  \
+        const uint to_b = to_a + CHUNKS(WIDTH_A) * 16;                                             \
         const uint full = barriers_at + (stage) * 8, empty = full + STAGES * 8;                    \
         if ((part) == 0 && !is_empty && (GATHERS || item == 0))                                    \
             mbarrier_wait(empty, parity);                                                          \
@@ -134,11 +135,11 @@
                 bulk_copy(to_b, next_b, CHUNKS(NC) * 16, full);                                    \
         }                                                                                          \
         if (!PACK_A)                                                                               \
-            copy_part(to_a + first_a, next_a, g.lda, MC, KIND_A, TRANS_A, WIDE_A,                  \
-                      m - i0 - first_wa, left - first_pa, part, whole);                            \
+            copy_part(to_a + first_a, next_a, g.lda, WIDTH_A, KIND_A, TRANS_A, WIDE_A,             \
+                      LEFT_A - first_wa, left - first_pa, part, whole);                            \
         if (!PACK_B)                                                                               \
-            copy_part(to_b + first_b, next_b, g.ldb, NC, KIND_B, !TRANS_B, WIDE_B,                 \
-                      n - j0 - first_wb, left - first_pb, part, whole);                            \
+            copy_part(to_b + first_b, next_b, g.ldb, WIDTH_B, KIND_B, !TRANS_B, WIDE_B,            \
+                      LEFT_B - first_wb, left - first_pb, part, whole);                            \
         if ((part) == PARTS_OF_FILL - 1) {                                                         \
             if (GATHERS)                                                                           \
                 mbarrier_arrive_after_copies(full);                                                \
@@ -288,8 +289,8 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     int left = min(k - start * KC, slices * KC);  // depth from the next slice on
 
     // Where this work-item's copies begin in a slice, in local memory and in the matrix.
-#define FIRST_A item, MC, KIND_A, TRANS_A, WIDE_A
-#define FIRST_B item, NC, KIND_B, !TRANS_B, WIDE_B
+#define FIRST_A item, WIDTH_A, KIND_A, TRANS_A, WIDE_A
+#define FIRST_B item, WIDTH_B, KIND_B, !TRANS_B, WIDE_B
     const int first_a = copy_at(FIRST_A), first_wa = copy_w(FIRST_A), first_pa = copy_p(FIRST_A);
     const int first_b = copy_at(FIRST_B), first_wb = copy_w(FIRST_B), first_pb = copy_p(FIRST_B);
     __global const ELEM *next_a, *next_b;
@@ -321,7 +322,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     __local const double2 *mine_a = tiles +
                                     (unit_k * UNITS_A + warp_m * FRAGS_A) * UNIT_CHUNKS(KIND_A) +
                                     (TRANS_A ? along : across) + unit_k % 2 * turn_a;
-    __local const double2 *mine_b = tiles + CHUNKS(MC) +
+    __local const double2 *mine_b = tiles + CHUNKS(WIDTH_A) +
                                     (unit_k * UNITS_B + warp_n * FRAGS_B) * 64 +
                                     (TRANS_B ? across : KIND_B == ALONG_P ? along : lane) +
                                     unit_k % 2 * turn_b;

@@ -42,8 +42,17 @@ TILES = (
     tile_of(32, 32, 16, 16, 32, 3), tile_of(64, 64, 32, 32, 16, 4),
     tile_of(128, 32, 32, 32, 16, 4), tile_of(32, 128, 32, 32, 16, 4),
     tile_of(64, 64, 32, 16, 16, 4),
+    tile_of(48, 64, 48, 16, 16, 4), tile_of(64, 48, 16, 48, 32, 3), tile_of(64, 80, 16, 80, 16, 4),
+    tile_of(64, 96, 32, 48, 16, 4), tile_of(96, 64, 48, 32, 16, 4),
+    tile_of(48, 128, 48, 32, 16, 4), tile_of(128, 48, 32, 48, 16, 4),
+    tile_of(80, 128, 80, 16, 16, 4), tile_of(128, 80, 16, 80, 16, 4),
+    tile_of(96, 128, 48, 32, 16, 4), tile_of(128, 96, 32, 48, 16, 4),
+    tile_of(112, 128, 112, 16, 16, 4),
 )  # fmt: skip
-"""What replaces a macro-tile that is too large."""
+"""What replaces a macro-tile that is too large.
+
+Those that are no powers of two waste less where C has a few rows or columns more than one: an H100
+takes 245 us for complex128 67 x 3972 x 3405 by 32 columns, and 168 by 80."""
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles ...
 WORTH_STRIPS = 0.95  # ... and the rest takes less than this of the time without that

@@ -15,6 +15,9 @@
 //      slice:   unit (0,0) (1,0) (2,0) ... along the width, then the next 8 of the depth
 //      panel:   slice 0, slice 1, ... of one macro-tile's rows (columns), each without a gap
 //
+// Without packing a slice has the width of the next power of two, for then the places of copies need
+// no division (nv_dmma/copies.cl); what it has beyond the macro-tile stays empty.
+//
 // In z the depth counts re and im as two numbers; a chunk of ALONG_P then is one element, and
 // ALONG_W has the real parts of two in one half and the imaginary parts in the other.  Which of its
 // 16 columns (rows) a lane has is free as long as the store of C agrees: the pairs 2g, 2g + 1 make
@@ -79,6 +82,12 @@
 #define UNIT_CHUNKS(kind) ((kind) == WHOLE ? 32 : 64)
 #define UNIT_WIDTH(kind) ((kind) == WHOLE ? 8 : 16)  // in elements
 #define CHUNKS(width) ((width) * KC * CE / 2)        // of a slice
+
+#define POWER_OF_TWO(x) ((x) > 64 ? 128 : (x) > 32 ? 64 : (x) > 16 ? 32 : 16)  // at least x
+#define WIDTH_A (PACK_A ? MC : POWER_OF_TWO(MC * CE) / CE)                     // of a slice
+#define WIDTH_B (PACK_B ? NC : POWER_OF_TWO(NC))
+#define LEFT_A (WIDTH_A > MC ? min(m - i0, MC) : m - i0)  // of the width, from the macro-tile's start
+#define LEFT_B (WIDTH_B > NC ? min(n - j0, NC) : n - j0)
 
 // Chunk c of a slice: its g and q, then its first element's place along the width and the depth.
 // `turned` says that memory runs along the depth.
