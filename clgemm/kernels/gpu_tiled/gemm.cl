@@ -32,6 +32,9 @@
 #ifndef AHEAD
 #define AHEAD 0  // 1: local memory is read a step ahead, past the barrier; DEPTH is even, two STAGES
 #endif
+#ifndef ENDS_EARLY
+#define ENDS_EARLY 0  // steps of a slice after each of which it may end, a divisor of DEPTH; 0: it does not
+#endif
 #ifndef LANES_M
 #define LANES_M 8  // work-items along M in a group of 32 neighbours
 #endif
@@ -197,6 +200,8 @@ void gpu_tiled(GEMM_ARGS)
                             : global_read(b + (p) * (ALONG_K_B ? 1 : g.ldb), g.ldb, ALONG_K_B, \
                                           COLUMN(u), columns, WIDE_B, g.conj_b);
 
+    // Whether step p and all after it are beyond k: a short k is not rounded up to whole slices.
+#define ENDS(p) (ENDS_EARLY && (p) > 0 && (p) % ENDS_EARLY == 0 && first_p + (p) >= left)
     int left = k - from * KC;  // elements along k from the slice at hand on
     FETCH_NEXT(left)
     KEEP_NEXT()
@@ -213,6 +218,8 @@ void gpu_tiled(GEMM_ARGS)
 #if AHEAD
         UNROLL
         for (int p = 0; p < DEPTH; p++) {
+            if (ENDS(p))
+                break;
             if (p + 1 < DEPTH) {
                 READ((p + 1) % 2, p + 1)
             } else if (more) {
@@ -228,7 +235,7 @@ void gpu_tiled(GEMM_ARGS)
         for (int block = 0; block < DEPTH; block += KU) {
             UNROLL
             for (int p = block; p < block + KU; p++) {
-                if (!(LOCAL_A && LOCAL_B) && p >= left)
+                if (ENDS(p) || (!(LOCAL_A && LOCAL_B) && p >= left))
                     break;  // a tile holds zeros there, global memory anything
                 READ(0, p)
                 multiply(acc, va[0], vb[0]);

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 PACK_EDGE = 768  # m*n / (m+n) from which on packing takes less than a tenth of the time
 PACK_ODD = 2  # value of PACK: pack only what is read badly where it lies
 PANEL_ALIGN = 64  # elements; keeps the pieces of scratch memory on a cache line
+EARLY_STEPS = 4  # of a slice, after each of which it may end where ...
+SHORT_DEPTH = 128  # ... k is at most so long: elsewhere such jumps cost more than they save, as ...
+SMALL_COMPLEX = 32 * 32  # ... in macro-tiles of so few complex elements: up to a fifth (an H100)
 TILE_DEFINES = (
     "MC",
     "NC",
@@ -159,6 +162,15 @@ class Cut:
             "FAR": int((max(g.lda, g.ldb) + 1) * largest >= 2**31),
         }
 
+    @property
+    def _ends_early(self) -> int:
+        """After how many steps the last slice may end; 0 if it is full, or one of many."""
+        g, p = self.g, self.p
+        if precision_of(g).is_complex and p["MC"] * p["NC"] <= SMALL_COMPLEX:
+            return 0
+        beyond = self._slices * p["KC"] - g.k
+        return EARLY_STEPS if beyond >= EARLY_STEPS and g.k <= SHORT_DEPTH else 0
+
     def _pack(self, at_b: int) -> Step:
         tile = {name: self.p[name] for name in TILE_DEFINES}
         spec = self._spec("gpu_tile_pack", "pl", tile | self._read_defines())
@@ -174,6 +186,7 @@ class Cut:
             "PACKED": int(packed),
             "SPLIT": int(parts > 1) + joined,
             "WIDE_C": int(not any(x % p["VW"] for x in steps_c)),
+            "ENDS_EARLY": self._ends_early,
         }
         if packed:
             defines |= {"VG": p["VG"], "PAD": 0}  # panels are read and kept as they lie
