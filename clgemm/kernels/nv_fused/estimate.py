@@ -33,7 +33,9 @@ class Times(NamedTuple):
 
 TIMES = {
     Tile(1, 256, 1): Times(1.8e-6, 1.55e-6, 3.6e-6),
+    Tile(1, 192, 1): Times(1.53e-6, 1.33e-6, 2.8e-6),
     Tile(1, 128): Times(1.82e-6, 1.6e-6, 2.1e-6),
+    Tile(1, 96): Times(1.58e-6, 1.41e-6, 1.5e-6),
     Tile(1, 64): Times(1.27e-6, 1.22e-6, 0.9e-6),
 }
 LAUNCH = 6.2e-6  # of the launch, until a first tile's products begin, and its store
@@ -46,7 +48,7 @@ MOST_PLACES = 32
 FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
-ASYNC_TURNS = {256: 3, 128: 8, 64: 8}
+ASYNC_TURNS = {256: 3, 192: 5, 128: 8, 96: 8, 64: 8}
 """Most turns of a tile that is stored while the next one is computed, by its rows of Y.
 
 Its place in local memory is taken from the slots, which long k needs more.

@@ -22,11 +22,12 @@ tiny take longer here than in `nv_split`, which scales.
 With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
 off is estimated as (k/32 + 10) u.
 
-A tile is 128 columns of C by 128 or 64 reals of its rows, or 64 by 256.  Tiles that do not come out
-even with the units are cut along k.  Where that is a work-group's last task, those of a tile wait
-for each other, and each adds up the parts of some columns; else who is last of a tile adds up all
-of them (nv_ticket.cl).  Work-groups of a tile follow each other, so the device has begun all of
-them, or begins the others as soon as those of tiles before have ended.  `estimate` chooses.
+A tile is 128 columns of C by 128, 96 or 64 reals of its rows, or 64 by 256 or 192.  Tiles that do
+not come out even with the units are cut along k.  Where that is a work-group's last task, those of
+a tile wait for each other, and each adds up the parts of some columns; else who is last of a tile
+adds up all of them (nv_ticket.cl).  Work-groups of a tile follow each other, so the device has
+begun all of them, or begins the others as soon as those of tiles before have ended.  `estimate`
+chooses.
 
 Tiles of a short k are stored while the next one is computed: see async_store.cl.
 """
@@ -130,7 +131,7 @@ class NvFused(KernelFamily):
         """Yield what the kernels are not written for."""
         del traits, precision
         if config["BY"] not in {tile.by for tile in estimate.TIMES}:
-            yield "BY makes one of the tiles 64 x 256, 128 x 128, 128 x 64"
+            yield "BY makes one of the tiles 64 x 256, 64 x 192, 128 x 128, 128 x 96, 128 x 64"
 
     def accepts(self, problem: Gemm) -> bool:
         """Tell whether the bound holds, and sizes fit ints; Gram products are not halved here."""

@@ -1,9 +1,9 @@
 // nv_fused, the producers: they read X and Y where they lie, split floats into three bf16, and write the
 // parts into slots, in the layout that the tensor cores read.
 //
-// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y.  While it splits one,
-// others are on their way to its registers.  Rows beyond the matrix repeat the last one: of what comes of
-// them nothing is stored.  Neighbouring work-items read
+// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y, some one of them less.
+// While it splits one, others are on their way to its registers.  Rows beyond the matrix repeat the last
+// one: of what comes of them nothing is stored.  Neighbouring work-items read
 //      rows across k    a chunk of 32 rows, element by element
 //      rows along k     4 chunks of a row, in vectors: a row that starts anywhere in three of them
 //
@@ -33,19 +33,26 @@
 #else
 #define EACH_X(DO) DO(x, 0)
 #endif
-#if CHUNKS_Y > 2
-#define EACH_Y(DO) DO(y, 0) DO(y, 1) DO(y, 2) DO(y, 3)
+#if CHUNKS_Y > 3
+#define EACH_OTHER_Y(DO) DO(y, 0) DO(y, 1) DO(y, 2)
+#define LAST_Y(DO) DO(y, 3)
+#elif CHUNKS_Y > 2
+#define EACH_OTHER_Y(DO) DO(y, 0) DO(y, 1)
+#define LAST_Y(DO) DO(y, 2)
 #elif CHUNKS_Y > 1
-#define EACH_Y(DO) DO(y, 0) DO(y, 1)
+#define EACH_OTHER_Y(DO) DO(y, 0)
+#define LAST_Y(DO) DO(y, 1)
 #else
-#define EACH_Y(DO) DO(y, 0)
+#define EACH_OTHER_Y(DO)
+#define LAST_Y(DO) DO(y, 0)
 #endif
-#define EACH(DO) EACH_X(DO) EACH_Y(DO)
+#define EACH(DO) EACH_X(DO) EACH_OTHER_Y(DO) LAST_Y(DO)
 // The same of chunks that this producer has.
 #define EACH_OWN(DO)                                                                           \
     EACH_X(DO)                                                                                 \
-    if (has_y) {                                                                               \
-        EACH_Y(DO)                                                                             \
+    EACH_OTHER_Y(DO)                                                                           \
+    if (has_last) {                                                                            \
+        LAST_Y(DO)                                                                             \
     }
 
 #define SLOT ((BX + BY) * 192)
@@ -256,8 +263,9 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     enum { how_x = ROWS_OF_X, how_y = ROWS_OF_Y, rows_x = ROWS_X, rows_y = ROWS_Y };
     enum { height_x = BX, height_y = BY, is_x = 0, is_y = 1 };
     const int item = work_item() - 256;
-    // A constant where each producer has chunks of Y.
-    const int has_y = CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item < ROWS_Y * 4;
+    // A constant where each producer has as many chunks of Y.
+    const int has_last =
+        CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item + (CHUNKS_Y - 1) * PRODUCERS < ROWS_Y * 4;
     const int conj_x = g->conj_b, conj_y = g->conj_a;
     const uint pitch_x = (uint)(g->ldb * sizeof(ELEM)), pitch_y = (uint)(g->lda * sizeof(ELEM));
     const uint hop_x = how_x == ACROSS ? pitch_x : sizeof(ELEM);
