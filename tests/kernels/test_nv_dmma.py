@@ -89,6 +89,7 @@ def test_candidates_can_run(code, traits):
         ({"WM": 24}, "whole"),
         ({"STAGES": 1}, "filled"),
         ({"STAGES": 12}, "local memory"),
+        ({"MC": 96, "NC": 128, "WM": 48, "STAGES": 8}, "local memory"),  # as wide as 128
         ({"MC": 256, "NC": 256, "WM": 128, "WN": 64}, "accumulators"),
         ({"MC": 512}, "warps"),
         ({"MC": 32, "PACK_A": 1}, "panels"),
@@ -261,7 +262,10 @@ def test_the_assembler_is_told_how_many_small_work_groups_a_unit_is_to_hold():
     assert dict(limited.defines)["RESIDENT"] == 2
     assert limited.target == "sm_90"
     assert ".minnctapersm" in source.text(limited)
-    for other in (spec(H200), spec(A100, **small)):
+    narrow = {"MC": 48, "WM": 48, "WN": 16}
+    assert dict(spec(H200, **narrow).defines)["RESIDENT"] == 3
+    two = {"MC": 64, "NC": 48, "WM": 16, "WN": 48, "KC": 32, "STAGES": 3}  # of 128 work-items
+    for other in (spec(H200), spec(A100, **small), spec(H200, **two)):
         assert dict(other.defines)["RESIDENT"] == 0
         assert other.target == "", "assembled once"
 
@@ -334,6 +338,9 @@ def test_thin_edges_stay_where_strips_would_take_longer():
         ((1279, 1280), {"PACK_A": 1}, 1),
         ((1280, 1279), {"PACK_A": 1}, 0),
         ((1279, 1279), {"PACK_A": 1, "PACK_B": 1}, 1),
+        ((288, 192), {"MC": 96, "WM": 48}, 0),  # its slices are 128 wide
+        ((256, 192), {"NC": 48, "WN": 48}, 0),
+        ((288, 1280), {"MC": 96, "WM": 48, "PACK_A": 1}, 1),
     ],
 )
 def test_copies_look_for_an_edge_where_macro_tiles_cross_one(size, packs, even):

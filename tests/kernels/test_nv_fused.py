@@ -534,6 +534,7 @@ def test_claims_what_it_computes_sooner_than_other_families():
     assert FAMILY.claims(HOPPER, of_size(4000, 4000, 60))  # too little depth for nv_split
     assert FAMILY.claims(HOPPER, of_size(2000, 2000, 24, "c"))
     assert FAMILY.claims(HOPPER, of_size(4000, 4000, 33))
+    assert FAMILY.claims(HOPPER, of_size(841, 4314, 61))  # an H100: 20.5 us, gpu_tiled 28.1
     assert not FAMILY.claims(HOPPER, of_size(4000, 4000, 31))  # a slot would be empty in part
     assert not FAMILY.claims(HOPPER, of_size(128, 128, 128, batch=1000))
     assert not FAMILY.claims(HOPPER, of_size(4096, 4096, 4096))

@@ -31,6 +31,13 @@ MOST_RESIDENT = 512  # work-items of a compute unit at a time, if its parameter 
 LEAST_TURNS = 3  # bundles of a work-group, if not one: with two, many would wait for few
 LEAST_GROUPS = 2  # work-groups a compute unit, at the least, where entries could share one
 
+# Of single precision, fitted to 99 drawn stacks on an H100 (rms 14 %).
+LAUNCH = 3.8e-6  # seconds of the launch, ...
+BUNDLE = 1e-6  # ... of a work-group's bundle of entries, beside its stores, and ...
+SLICE = 3e-7  # ... of a slice of it, until its elements have come
+MULTIPLIED = 2.2e11  # multiplications a second, of a compute unit
+READ, WRITTEN = 3.1e10, 5e11  # bytes a second, likewise
+
 
 class _Tile(NamedTuple):
     """The part of C that a work-group computes of an entry."""
@@ -176,6 +183,20 @@ class Cut:
         while width > 1 and any(x % width for x in (*sizes, *places, *self._tile.extents)):
             width //= 2
         return width
+
+    @property
+    def seconds(self) -> float:
+        """Estimate what the launch takes, in single precision."""
+        g, precision, units = self.g, precision_of(self.g), self.traits.compute_units
+        (mc, nc), (entries, depth) = self._tile.extents, self._entries_and_depth
+        groups = self._groups * -(-g.m // mc) * -(-g.n // nc)
+        turns = -(-g.batch // (entries * self._groups)) * -(-groups // (self._resident * units))
+        together = min(self._resident, -(-groups // units))
+        multiplied = mc * nc * depth * precision.multiplications / MULTIPLIED
+        read, written = (mc + nc) * depth * precision.itemsize, mc * nc * precision.itemsize
+        each = SLICE + together * entries * (multiplied + read / READ)
+        stores = together * entries * written / WRITTEN
+        return LAUNCH + turns * (BUNDLE + stores + -(-g.k // depth) * each)
 
     def plan(self) -> Plan:
         """Lay out the launch."""

@@ -69,7 +69,7 @@ PAD = 16  # reals behind a column of a tile: neighbours' vectors meet other bank
 LEAST_DEPTH = 16
 LEAST_FLOPS = 3e8  # of what it claims: below, gpu_tiled takes less time ...
 LEAST_CLAIMED = 32  # ... and with less depth, of reals, than a slot ...
-LEAST_SHORT = 5e8  # ... and in tiles of one or two slots, with fewer than so many
+LEAST_SHORT = 5e8  # ... and in complex tiles of one or two slots, with fewer than so many
 SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
@@ -105,7 +105,8 @@ class NvFused(KernelFamily):
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
         """Claim what it is estimated to compute before other families, but no stacks."""
         depth = reals(problem)[2]
-        least = LEAST_SHORT if depth < 2 * LEAST_CLAIMED else LEAST_FLOPS
+        is_short = precision_of(problem).is_complex and depth < 2 * LEAST_CLAIMED
+        least = LEAST_SHORT if is_short else LEAST_FLOPS
         if problem.batch > 1 or problem.flops < least or depth < LEAST_CLAIMED:
             return False
         if not self.accepts(problem):
