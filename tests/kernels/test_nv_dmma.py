@@ -703,7 +703,9 @@ __kernel void places(__global int *m, __global int *n, __global int *entry, __gl
 
 
 @pytest.mark.parametrize("below", [0, 1])
-@pytest.mark.parametrize("tile", [(128, 128), (128, 64), (64, 128), (32, 32)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [(128, 128), (128, 64), (64, 128), (32, 32), (128, 96), (48, 64), (112, 128)], ids=str
+)
 def test_every_macro_tile_and_slice_has_one_owner(device, tile, below):
     """The raster is plain OpenCL C; a Gram product's has what is not above the diagonal."""
     (mc, nc), size, batch = tile, 600, 2
