@@ -359,10 +359,14 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     if shares and tiles % most and (tiles + most) * slices <= INT32_MAX and most <= TICKETS:
         way = _shared(g, unit, units, tiles, slices)
         ways.append(way._replace(clocks=way.clocks + strip))
+    best = min(ways, key=lambda way: way.clocks)
     last = min(most // tiles, slices * tile.kc // LEAST_DEPTH) if shares else 0
     for parts in range(2, 0 if strips.number else last + 1):
         computed = unit.computed(-(-tiles * parts // units), -(-slices // parts))
         joins, adding = _adding(units, g, tile, parts)
+        if LAUNCH + computed + adding >= best.clocks:  # memory makes it no less
+            continue
         clocks = LAUNCH + _beside_memory(g, tile, computed, most / parts) + adding
-        ways.append(Way(tiles, 0, 0, parts, joins, clocks))
-    return min(ways, key=lambda way: way.clocks)
+        if clocks < best.clocks:
+            best = Way(tiles, 0, 0, parts, joins, clocks)
+    return best
