@@ -33,8 +33,8 @@ LEAST_GROUPS = 2  # work-groups a compute unit, at the least, where entries coul
 
 # Of single precision, fitted to 99 drawn stacks on an H100 (rms 14 %).
 LAUNCH = 3.8e-6  # seconds of the launch, ...
-BUNDLE = 1e-6  # ... of a work-group's bundle of entries, beside its stores, and ...
-SLICE = 3e-7  # ... of a slice of it, until its elements have come
+EACH_BUNDLE = 1e-6  # ... of a work-group's bundle of entries, beside its stores, and ...
+EACH_SLICE = 3e-7  # ... of a slice of it, until its elements have come
 MULTIPLIED = 2.2e11  # multiplications a second, of a compute unit
 READ, WRITTEN = 3.1e10, 5e11  # bytes a second, likewise
 
@@ -194,9 +194,9 @@ class Cut:
         together = min(self._resident, -(-groups // units))
         multiplied = mc * nc * depth * precision.multiplications / MULTIPLIED
         read, written = (mc + nc) * depth * precision.itemsize, mc * nc * precision.itemsize
-        each = SLICE + together * entries * (multiplied + read / READ)
+        each = EACH_SLICE + together * entries * (multiplied + read / READ)
         stores = together * entries * written / WRITTEN
-        return LAUNCH + turns * (BUNDLE + stores + -(-g.k // depth) * each)
+        return LAUNCH + turns * (EACH_BUNDLE + stores + -(-g.k // depth) * each)
 
     def plan(self) -> Plan:
         """Lay out the launch."""
