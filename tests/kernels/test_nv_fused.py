@@ -581,3 +581,10 @@ def test_smaller_tiles_are_for_smaller_products():
     # Of 64 columns a tile of 128 would be empty by half.
     assert estimate.best_way(of_size(9000, 60, 3000), 256, 132).tile == Tile(1, 256, 1)
     assert estimate.best_way(of_size(9000, 60, 3000), 128, 132).tile == Tile(1, 128)
+
+
+def test_tiles_of_96_rows_waste_less_of_a_thin_c():
+    """An H200 takes 103 us for 34 x 4656 x 3422 in complex64, and 122 with 128 rows of Y."""
+    assert estimate.best_way(of_size(34, 4656, 3422, "c"), 256, 132).tile == Tile(1, 96)
+    assert estimate.best_way(of_size(88, 4862, 3752), 256, 132).tile == Tile(1, 96)
+    assert estimate.best_way(of_size(919, 41, 5612), 256, 132).tile == Tile(1, 192, 1)
