@@ -117,6 +117,10 @@
         }                                                                                          \
     }
 
+// Rows and columns from the macro-tile's start on that there are for its slices.
+#define LEFT_A (WIDTH_A > MC ? min(m - i0, MC) : m - i0)
+#define LEFT_B (WIDTH_B > NC ? min(n - j0, NC) : n - j0)
+
 // Refill a buffer in parts: wait until it is free, start copies, and in the last part count them
 // in.  Beyond the end of K nothing is copied.  `whole` says that no copy of the slice crosses an
 // edge.

@@ -86,8 +86,6 @@
 #define POWER_OF_TWO(x) ((x) > 64 ? 128 : (x) > 32 ? 64 : (x) > 16 ? 32 : 16)  // at least x
 #define WIDTH_A (PACK_A ? MC : POWER_OF_TWO(MC * CE) / CE)                     // of a slice
 #define WIDTH_B (PACK_B ? NC : POWER_OF_TWO(NC))
-#define LEFT_A (WIDTH_A > MC ? min(m - i0, MC) : m - i0)  // of the width, from the macro-tile's start
-#define LEFT_B (WIDTH_B > NC ? min(n - j0, NC) : n - j0)
 
 // Chunk c of a slice: its g and q, then its first element's place along the width and the depth.
 // `turned` says that memory runs along the depth.
