@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 
@@ -16,6 +17,7 @@ from test_families import operand, value
 from test_nv_split import (
     bf16_parts,
     expanded_rows,
+    fp16_parts,
     parts_as_reals,
     stored_order,
     unpack,
@@ -104,9 +106,9 @@ def test_error_is_within_the_bound_at_all_depths(device, config, depth, case):
     compare(device, config, code, 131, 140, k, case)
 
 
-@ways("code shape kind", "sc", [(300, 265), (257, 257)], KINDS)
-def test_what_is_not_finite_is_where_scipy_has_it(device, config, code, shape, kind):
-    a, b = (x.copy(order="F") for x in operands(code, *shape, 130, "normal"))
+@ways("code shape k kind", "sc", [(300, 265), (257, 257)], [130, 190], KINDS)
+def test_what_is_not_finite_is_where_scipy_has_it(device, config, code, shape, k, kind):
+    a, b = (x.copy(order="F") for x in operands(code, *shape, k, "normal"))
     special(a, b, kind)
     got = multiply(device, config, a, b)
     with np.errstate(all="ignore"):
@@ -114,7 +116,7 @@ def test_what_is_not_finite_is_where_scipy_has_it(device, config, code, shape, k
         size = np.abs(np.nan_to_num(wide(a))) @ np.abs(np.nan_to_num(wide(b)))
         ok = np.isfinite(want) & (np.abs(want) < MAX / 4)
     same_kinds(got, want)
-    assert np.all(np.abs(wide(got[ok]) - wide(want[ok])) <= 4 * 130 * U * size[ok])
+    assert np.all(np.abs(wide(got[ok]) - wide(want[ok])) <= 4 * k * U * size[ok])
 
 
 SHAPES = [(129, 127, 65), (2, 300, 200), (64, 2, 99), (700, 33, 129), (257, 385, 16), (40, 41, 700)]
@@ -135,11 +137,11 @@ def test_shapes_orders_and_factors(device, config, code, ops, shape, beta, rng):
     assert np.all(np.abs(c - exact) <= k * U * size)
 
 
-@ways("code small", "sc", [-90, -120, -149])
-def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, small):
+@ways("code k small", "sc", [130, 190], [-90, -120, -149])
+def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, k, small):
     """One tiny float, far from others, in any place of a row and in either operand."""
     for place in (0, 5, 77, 129):
-        a, b = (x.copy(order="F") for x in operands(code, 140, 150, 130, "normal"))
+        a, b = (x.copy(order="F") for x in operands(code, 140, 150, k, "normal"))
         (a if place % 2 else b.T)[place, place] = 2.0**small
         # What it meets is large, and nothing else is there: an error would show.
         for x in (a[place], b[:, place]):
@@ -147,7 +149,7 @@ def test_what_is_too_small_for_the_split_is_computed_anew(device, config, code, 
         b[place] *= np.float32(2.0**60)
         exact, size = wide(a) @ wide(b), np.abs(wide(a)) @ np.abs(wide(b))
         got = multiply(device, config, a, b)
-        assert np.all(np.abs(wide(got) - exact) <= 130 * U * size + 300 * 2.0**-149)
+        assert np.all(np.abs(wide(got) - exact) <= k * U * size + 300 * 2.0**-149)
 
 
 # What producers write, on any device: a work-group of them fills a slot for each turn of all tasks.
@@ -158,24 +160,36 @@ STUBS = """
 #define mbarrier_arrive(address)
 #define warp_sync()
 #define publish_to_async()
+#define OPAQUE(x)
+#define warp_max(x) (x)
+#define FOR_EACH_LANE(lane) for (int lane = 0; lane < 32; lane++)
+#define producers_sync() barrier(CLK_GLOBAL_MEM_FENCE)
 """
 FILL = """
 __kernel __attribute__((reqd_work_group_size(256, 1, 1)))
 void fill(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int strips_x, int strips_y,
-          int slices, __global uchar *slots, __global uint *least)
+          int slices, __global uchar *slots, __global uint *least, __global Marks *marks)
 {
     const Tasks all = {tiles, uncut, piece, pieces, strips_x, strips_y, slices};
     const int group = get_group_id(0);
-    produce(&g, &all, a, b, slots + (long)group * STAGES * SLOT, 0, 0, least + group * 2 * RING);
+    produce(&g, &all, a, b, slots + (long)group * STAGES * SLOT, 0, 0, least + group * 2 * RING,
+            marks + group);
 }
 """
-FILES_OF_PRODUCERS = ("nv_split/turns.cl", "nv_fused/tasks.cl", "nv_fused/load.cl")
-SLOTS = 48  # of a work-group
+FILES_OF_PRODUCERS = (
+    "nv_split/turns.cl", "nv_fused/tasks.cl", "nv_fused/fp16.cl", "nv_fused/chunks.cl",
+    "nv_fused/produce.cl",
+)  # fmt: skip
+SLOTS = 144  # of a work-group, at least
 SOME_SMALL = np.float32(2.0**-20).view(np.uint32)
+MARKS = (
+    ("factor", np.float32, SLOTS), ("left_out", np.int32, SLOTS), ("misfits", np.uint32, 3),
+    ("largest", np.uint32, 2),
+)  # fmt: skip
 
 
 def filled(device, problem, a, b, tile):
-    """Run the producers; return the slots as bytes and the least floats as bits, by work-group."""
+    """Run the producers; return slots as bytes, least floats as bits, and marks, by work-group."""
     config = FAMILY.default(HOPPER, PRECISIONS[problem.precision])
     step = FAMILY.plan(HOPPER, problem, config).steps[0]
     groups = step.global_size[0] // ITEMS
@@ -183,11 +197,17 @@ def filled(device, problem, a, b, tile):
     head = source.text(step.kernel._replace(files=(), defines=defines))
     head += source.read("nv_split/split.cl") + source.read("nv_split/parts.cl")
     body = "".join(source.read(file) for file in FILES_OF_PRODUCERS)
-    kernel = cl.Kernel(opencl.build(device.context, head + STUBS + body + FILL), "fill")
+    program = cl.Program(device.context, head + STUBS + body + FILL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the compiler says of it
+        program.build(["-cl-opt-disable"], cache_dir=False)  # which is twenty times as fast
+    kernel = cl.Kernel(program, "fill")
     slots = np.full((groups, SLOTS, (tile.bx + tile.by) * 192), 0xFF, np.uint8)
     least = np.full((groups, 8, 2), 0xFFFFFFFF, np.uint32)
+    marks = np.zeros(groups, [(x, t, (n,)) for x, t, n in MARKS])
+    marks["left_out"] = -1
     flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
-    memory = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b, slots, least)]
+    memory = [cl.Buffer(device.context, flags, hostbuf=x) for x in (a, b, slots, least, marks)]
     dtype = PRECISIONS[problem.precision].dtype.type
     kernel.set_args(
         gemm_args(problem)[0], dtype(1), dtype(0), *memory[:3],
@@ -196,7 +216,8 @@ def filled(device, problem, a, b, tile):
     cl.enqueue_nd_range_kernel(device.queue, kernel, (groups * 256,), (256,))
     cl.enqueue_copy(device.queue, slots, memory[2])
     cl.enqueue_copy(device.queue, least, memory[3])
-    return slots, least
+    cl.enqueue_copy(device.queue, marks, memory[4])
+    return slots, least, marks
 
 
 def tasks_of(way, tiles, slices, group):
@@ -215,14 +236,66 @@ def rows_of_strip(rows, strip, height, depth):
     return np.pad(rows[places], ((0, 0), (0, depth - rows.shape[1])))
 
 
-def check_parts(panel, rows, inside):
+def power_for(largest):
+    exponent = math.frexp(largest)[1] - 1 if largest else 0
+    return 2.0 ** min(max(12 - exponent, -57), 57)
+
+
+def span(x):
+    """Return the exponents of the largest and the least float that is not 0."""
+    x = np.abs(x[x != 0])
+    return [math.frexp(y)[1] - 1 for y in (x.max(), x.min())] if x.size else [0, 0]
+
+
+def fits_fp16(x, power):
+    scaled = np.abs(x[x != 0]).astype(float) * power
+    return not scaled.size or (scaled.min() >= 2.0**-14 and scaled.max() < 65520)
+
+
+def slots_of(tasks, strips, depth, *, in_fp16):
+    """Model what a work-group fills.
+
+    Of each slot: its task's number and tile, where in k it begins, the powers that X and Y are
+    multiplied by, none for bf16, and whether it is left out.
+    """
+    powers, batch, failed = None, 8, 0
+    for number, (tile, first, last) in enumerate(tasks):
+        left = list(range(first * SLICE, min(last * SLICE, depth), 32))
+        if powers is None:
+            seen = list(strips.samples(tile, left[0]))
+            powers = [power_for(np.abs(x).max()) for x in seen]
+            failed = 2 * any(most - least > 22 for most, least in map(span, seen))
+        while left:
+            if failed == 2 or not in_fp16:
+                yield from ((number, tile, at, None, False) for at in left)
+                break
+            now, left, misfits = left[:batch], left[batch:], []
+            for at in now:
+                slot = [x[:, at : at + 32] for x in strips.rows(tile)]
+                fits = all(map(fits_fp16, slot, powers))
+                yield number, tile, at, powers, not fits
+                misfits += [] if fits else [(at, slot)]
+            yield from ((number, tile, at, None, False) for at, _ in misfits)
+            fails = 4 * len(misfits) > len(now)
+            failed, batch = (failed + 1, 8) if fails else (0, min(2 * batch, 32))
+            if misfits:
+                powers = [
+                    power_for(max(np.abs(slot[i]).max() for _, slot in misfits)) for i in (0, 1)
+                ]
+
+
+def check_parts(panel, rows, inside, power):
     """Compare the parts in a slot, of rows inside the matrix, with the model's.
 
     Zeros may have any sign.
     """
+    rows = np.ascontiguousarray(rows)
     got = unpack(panel.copy(), 32, 3, len(rows))[0]
-    for part, want in zip(got, bf16_parts(np.ascontiguousarray(rows)), strict=True):
-        bits = want.view(np.uint32) >> 16
+    if power:
+        parts = [x.view(np.uint16) for x in fp16_parts(rows * np.float32(power))]
+    else:
+        parts = [x.view(np.uint32) >> 16 for x in bf16_parts(rows)]
+    for part, bits in zip(got, parts, strict=False):
         np.testing.assert_array_equal(
             np.where(part == 0x8000, 0, part)[inside], np.where(bits == 0x8000, 0, bits)[inside]
         )
@@ -243,56 +316,129 @@ def least_bits(rows):
     return bits.min() if bits.min() < SOME_SMALL else 0xFFFFFFFF
 
 
+class Strips:
+    """The operands of a product, as the rows of its tiles."""
+
+    def __init__(self, a, b, tile):
+        self.elements = b.T, a
+        self.reals = parts_as_reals(b.T), expanded_rows(a)
+        self.parts = 1 + np.iscomplexobj(a)
+        self.heights = tile.bx, tile.by
+        self.strips_x = -(-b.shape[1] // tile.bx)
+
+    def places(self, tile):
+        return divmod(tile, self.strips_x)[::-1]
+
+    def rows(self, tile):
+        """Return the reals of X and Y, with zeros behind k."""
+        depth = -(-self.reals[0].shape[1] // SLICE) * SLICE
+        return [
+            rows_of_strip(x, strip, height, depth)
+            for x, strip, height in zip(self.reals, self.places(tile), self.heights, strict=True)
+        ]
+
+    def samples(self, tile, at):
+        """Return the larger parts of 32 elements of X and of Y."""
+        for x, strip, height in zip(
+            self.elements, self.places(tile), (self.heights[0], self.heights[1] // self.parts),
+            strict=True,
+        ):  # fmt: skip
+            rows = strip * height + np.arange(32) * (height // 32)
+            here = x[np.minimum(rows, len(x) - 1), at // self.parts]
+            yield np.maximum(np.abs(here.real), np.abs(here.imag))
+
+
+def check_slots(strips, tasks, slots, least, marks):
+    """Compare what a work-group filled with the model."""
+    depth, height_y = strips.reals[0].shape[1], strips.heights[1]
+    in_fp16, order = depth > 160, np.array(stored_order(height_y))
+    lowest, count = np.full_like(least, 0xFFFFFFFF), 0
+    for number, tile, at, powers, is_left_out in slots_of(tasks, strips, depth, in_fp16=in_fp16):
+        x, y = (rows[:, at : at + 32] for rows in strips.rows(tile))
+        if not is_left_out:
+            inside = strips.places(tile)[1] * height_y + order < len(strips.reals[1])
+            panel_x, panel_y = np.split(slots[count], [strips.heights[0] * 192])
+            check_parts(panel_x, x, slice(None), powers and powers[0])
+            check_parts(panel_y, y[order], inside, powers and powers[1])
+        if in_fp16:
+            assert marks["factor"][count] == (1 / np.prod(powers) if powers else 0)
+            assert (marks["left_out"][count] == count) == is_left_out
+        if not powers:
+            lowest[number] = np.minimum(lowest[number], [least_bits(x), least_bits(y)])
+        count += 1
+    np.testing.assert_array_equal(least, lowest)
+    assert count <= SLOTS
+    assert np.all(slots[count:] == 0xFF), "nothing else is computed"
+
+
 LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
+CONTENTS = ["tiny", "jump", "wide", "huge"]
+
+
+def with_contents(a, b, contents):
+    """Put floats into the operands that fp16 does not hold, or not with powers for other ones."""
+    k = a.shape[1]
+    if contents == "tiny":
+        a[0, :3] = 0, 2.0**-90, 2.0**-30
+        b[k // 2, 0] = 2.0**-40
+    elif contents == "jump":  # at one place of k, and zeros
+        a[:, k // 3 :] *= np.float32(2.0**40)
+        a[:, : k // 5] = 0
+        b[k // 3 :] *= np.float32(2.0**-35)
+    elif contents == "wide":
+        a *= np.float32(2.0) ** (np.arange(a.size).reshape(a.shape) % 60 - 30)
+    else:
+        a[:, :: k // 4] *= np.float32(2.0**100)
+        b *= np.float32(2.0**-100)
 
 
 @pytest.mark.parametrize(
-    ("code", "ops", "tile", "schedule", "gap"),
-    pairwise("sc", LAYOUTS, TILES, SCHEDULES[1:], [0, 1, 3]),
+    ("code", "ops", "tile", "schedule", "gap", "contents"),
+    pairwise("sc", LAYOUTS, TILES, SCHEDULES[1:], [0, 1, 3], CONTENTS),
 )
 def test_producers_write_what_the_tensor_cores_read(
-    device, code, ops, tile, schedule, gap, rng, monkeypatch
+    device, code, ops, tile, schedule, gap, contents, rng, monkeypatch
 ):
     if device.traits.max_work_group_size < 256:
         pytest.skip(f"{device} cannot run work-groups of 256")
     precision, ce = PRECISIONS[code], PRECISIONS[code].parts
     for m, n, k in (
         ((tile.by + 6) // ce, tile.bx + 1, 350),
-        (50 // ce, tile.bx - 28, 128),
-        (9, tile.bx + 3, 65),
-    ):
+        (50 // ce, tile.bx - 28, 192),
+        (9, tile.bx + 3, 167),
+        (20, 20, 65 // ce),
+    )[: 4 if contents == "tiny" else 3]:
         (memory_a, a), (memory_b, b) = (
             with_memory(rng, precision, m, k, ops[0], gap),
             with_memory(rng, precision, k, n, ops[1], gap),
         )
-        a.data[0, :3] = 0, 2.0**-90, 2.0**-30
+        with_contents(a.data, b.data, contents)
         problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
         problem = problem._replace(aligned=True)
-        tiles, slices = estimate.count_tiles(problem, tile), -(-k * ce // SLICE)
         way = scheduled(problem, tile, schedule)
         monkeypatch.setattr(estimate, "best_way", lambda *_, way=way: way)
-        slots, least = filled(device, problem, memory_a, memory_b, tile)
-        x_rows, y_rows = parts_as_reals(value(b).T), expanded_rows(value(a))
-        strips_x, order = -(-n // tile.bx), np.array(stored_order(tile.by))
-        met = np.zeros((tiles, slices), int)
+        found = filled(device, problem, memory_a, memory_b, tile)
+        met = np.zeros((estimate.count_tiles(problem, tile), -(-k * ce // SLICE)), int)
         for group in range(way.groups):
-            turn = 0
-            for number, (at_tile, first, last) in enumerate(tasks_of(way, tiles, slices, group)):
-                strip_y, strip_x = divmod(at_tile, strips_x)
-                x = rows_of_strip(x_rows, strip_x, tile.bx, slices * SLICE)
-                y = rows_of_strip(y_rows, strip_y, tile.by, slices * SLICE)
-                for at in range(first * SLICE, min(last * SLICE, k * ce), 32):
-                    here = slice(at, at + 32)
-                    panel_x, panel_y = np.split(slots[group, turn], [tile.bx * 192])
-                    check_parts(panel_x, x[:, here], slice(None))
-                    check_parts(panel_y, y[order, here], strip_y * tile.by + order < len(y_rows))
-                    turn += 1
+            tasks = list(tasks_of(way, *met.shape, group))
+            check_slots(Strips(value(a), value(b), tile), tasks, *(x[group] for x in found))
+            for at_tile, first, last in tasks:
                 met[at_tile, first:last] += 1
-                inside = slice(first * SLICE, last * SLICE)
-                assert least[group, number, 0] == least_bits(x[:, inside])
-                assert least[group, number, 1] == least_bits(y[:, inside])
-            assert np.all(slots[group, turn:] == 0xFF), "nothing else is computed"
         assert np.all(met == 1), "the model deals out each slice once"
+
+
+@ways("code ops contents", "sc", ["NN", "TT", "CN", "NR"], CONTENTS)
+def test_what_fp16_does_not_hold_is_within_the_bound(device, config, code, ops, contents, rng):
+    precision, (m, n, k) = PRECISIONS[code], (141, 150, 709)
+    a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 2)
+    with_contents(a.data, b.data, contents)
+    left, right = wide(value(a)), wide(value(b))
+    c = np.full((n, m), np.nan, precision.dtype).T
+    run_once(device, config, a, b, c, 1.0, 0.0, poison=True)
+    first = c.copy()
+    assert np.all(np.abs(wide(c) - left @ right) <= k * U * (np.abs(left) @ np.abs(right)))
+    run_once(device, config, a, b, c, 1.0, 0.0, poison=True)
+    np.testing.assert_array_equal(c, first)
 
 
 # Which work-groups have a part of a tile, and where each of them keeps it.
@@ -579,7 +725,7 @@ def test_smaller_tiles_are_for_smaller_products():
     assert estimate.best_way(of_size(4096, 4096, 512), 128, 132).tile == Tile(1, 128)
     assert estimate.best_way(of_size(700, 700, 512), 128, 132).tile == Tile(1, 64)
     # Of 64 columns a tile of 128 would be empty by half.
-    assert estimate.best_way(of_size(9000, 60, 3000), 256, 132).tile == Tile(1, 256, 1)
+    assert estimate.best_way(of_size(9000, 60, 3000), 256, 132).tile.bx == 64
     assert estimate.best_way(of_size(9000, 60, 3000), 128, 132).tile == Tile(1, 128)
 
 

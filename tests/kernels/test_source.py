@@ -37,7 +37,7 @@ def changed(monkeypatch):
         ("nv_async.cl", ["nv_dmma", "nv_fused", "nv_mma", "nv_split", "nv_wgmma"]),
         ("nv_split/layout.py", ["nv_fused", "nv_mma", "nv_split"]),
         ("nv_split/walk.cl", ["nv_fused", "nv_mma", "nv_split"]),
-        ("nv_fused/load.cl", ["nv_fused"]),
+        ("nv_fused/produce.cl", ["nv_fused"]),
         ("nv_mma/mma.cl", ["nv_mma"]),
         ("__init__.py", []),
         ("source.py", []),

@@ -14,6 +14,7 @@ from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import precision_of
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
+from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,13 +33,18 @@ class Times(NamedTuple):
 
 
 TIMES = {
-    Tile(1, 256, 1): Times(1.8e-6, 1.55e-6, 3.6e-6),
-    Tile(1, 192, 1): Times(1.53e-6, 1.33e-6, 2.8e-6),
-    Tile(1, 128): Times(1.82e-6, 1.6e-6, 2.1e-6),
-    Tile(1, 96): Times(1.58e-6, 1.41e-6, 1.5e-6),
-    Tile(1, 64): Times(1.27e-6, 1.22e-6, 0.9e-6),
+    Tile(1, 256, 1): (Times(1.8e-6, 1.55e-6, 3.6e-6), Times(1.52e-6, 1.18e-6, 3.7e-6)),
+    Tile(1, 192, 1): (Times(1.53e-6, 1.33e-6, 2.8e-6), Times(1.2e-6, 1.04e-6, 2.0e-6)),
+    Tile(1, 128): (Times(1.82e-6, 1.6e-6, 2.1e-6), Times(1.31e-6, 1.19e-6, 3.7e-6)),
+    Tile(1, 96): (Times(1.58e-6, 1.41e-6, 1.5e-6), Times(1.24e-6, 1.07e-6, 2.4e-6)),
+    Tile(1, 64): (Times(1.27e-6, 1.22e-6, 0.9e-6), Times(0.92e-6, 0.91e-6, 1.5e-6)),
 }
-LAUNCH = 6.2e-6  # of the launch, until a first tile's products begin, and its store
+"""Of bf16, and of fp16."""
+LEAST_FP16 = 6
+"""Turns of a tile from which on it is tried in fp16: shorter ones take as long, or longer."""
+MISALIGNED = {"s": 88e-9, "c": 47e-9}
+"""Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
+LAUNCH = 6.2e-6, 7.2e-6  # of the launch, until a first tile's products begin, and its store
 STORED = 1e10  # bytes a second that a compute unit stores while all do
 TICKET = 0.7e-6  # until a work-group knows that it is the last of its tile, and ...
 GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...
@@ -48,6 +54,9 @@ MOST_PLACES = 32
 FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
+PRODUCERS = 256  # work-items that read and split, chunks of 8 reals
+ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
+"""How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 ASYNC_TURNS = {256: 3, 192: 5, 128: 8, 96: 8, 64: 8}
 """Most turns of a tile that is stored while the next one is computed, by its rows of Y.
 
@@ -77,20 +86,44 @@ def count_tiles(g: Gemm, tile: Tile) -> int:
     return count_macro_tiles(g, tile.by // precision_of(g).parts, tile.bx)
 
 
+def how_rows_lie(g: Gemm, *, is_y: bool) -> int:
+    """Say it of X or Y as nv_fused/chunks.cl does."""
+    if not (g.trans_a if is_y else not g.trans_b):
+        return ACROSS
+    steps = (g.lda, g.stride_a, g.offset_a) if is_y else (g.ldb, g.stride_b, g.offset_b)
+    wide = ALIGNMENT // precision_of(g).itemsize
+    return ALIGNED if g.aligned and not any(step % wide for step in steps) else ANYWHERE
+
+
+def takes_fp16(g: Gemm) -> bool:
+    """Tell whether slots are tried in fp16; the bound holds from k = 32 on."""
+    return -(-reals(g)[2] // TURN) >= LEAST_FP16
+
+
+def _turn(g: Gemm, tile: Tile) -> float:
+    precision, is_fp16 = precision_of(g), takes_fp16(g)
+    times = TIMES[tile][is_fp16]
+    chunks = {False: tile.bx * 4 / PRODUCERS, True: tile.by // precision.parts * 4 / PRODUCERS}
+    misaligned = sum(chunks[y] for y in chunks if how_rows_lie(g, is_y=y) == ANYWHERE)
+    turn = times.turn_complex if precision.is_complex else times.turn
+    return turn + is_fp16 * misaligned * MISALIGNED[g.precision]
+
+
 def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
-    depth, times = reals(g)[2], TIMES[tile]
+    depth, is_fp16 = reals(g)[2], takes_fp16(g)
+    times, launch = TIMES[tile][is_fp16], LAUNCH[is_fp16]
     tiles, slices, turns = count_tiles(g, tile), -(-depth // SLICE), -(-depth // TURN)
-    turn = times.turn_complex if precision_of(g).is_complex else times.turn
+    turn = _turn(g, tile)
     area = tile.bx * tile.by * 4
     whole = max(turns * turn + times.next, area / STORED)
     rounds = -(-tiles // units)
-    seconds = LAUNCH + rounds * whole - times.next
+    seconds = launch + rounds * whole - times.next
     yield Way(tile, tiles, Fraction(1), min(tiles, units), seconds)
     rounds, left = divmod(tiles, units)
     for count, places in _pieces(left, units, slices):
         straddles = count > 1
         most = min(SLICE // TURN * -(-count * slices // places), turns)
-        seconds = LAUNCH + rounds * whole + most * turn + straddles * times.next
+        seconds = launch + rounds * whole + most * turn + straddles * times.next
         parts = -(-places // count) + straddles
         seconds += TICKET + parts * area / (1 if straddles else min(parts, SHARES)) / GATHERED
         groups = units if rounds else -(-left * places // count)

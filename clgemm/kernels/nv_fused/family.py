@@ -5,9 +5,16 @@ thin products take as long as the products themselves.  Here each work-group rea
 they lie, splits them as it goes along, and multiplies: half of its warps do the one, half the
 other, at the same time.
 
-Nothing is known of the operands before they are split, so floats are not scaled, and the split is
-that whose exponents are a float's: three bf16, six products.  The derivation in nv_split/family.py
-holds, with what takes the place of the survey:
+Nothing is known of the operands before they are split.  So a slot, 32 deep, is split into two fp16
+as if its floats fitted, scaled by powers of two that those before were scaled by; it is left out of
+the products if one does not, and split anew into three bf16, whose exponents are a float's: six
+products instead of three.  See fp16.cl.
+
+*fp16x3.*  The derivation in nv_split/family.py holds with tau = 2^-22 for all k: a float that,
+scaled, is 0 or 2^-14 and more has |d| <= tau |x|.  Products lose (2 tau + 2^-22) |x y|, 12 u, and
+with what tensor cores cut off, by estimate (k/32 + 10) u, the whole is below k u from k = 32 on.
+Sums are multiplied by a power of two and added by one FMA, which is where underflow acts.
+*bf16x6.*  It holds, too, with what takes the place of the survey:
 
 - A float that is 0, or 2^-110 and more, is held by three bf16 with all its bits: the last bit of
   the last one is 2^-133 at least, as those of subnormal bf16 are.
@@ -16,11 +23,11 @@ holds, with what takes the place of the survey:
 - Overflow of a float that is rounded, or of a sum, leaves an infinity or NaN in the sum, as
   operands do that are not finite: 0 times an infinity is a NaN, and such a sum stays so.
 
-Where one of these fails, the tile is computed anew by fp32 FMA.  So data of which some floats are
-tiny take longer here than in `nv_split`, which scales.
+Where one of these fails, or a sum of fp16 products is not finite, the tile is computed anew by fp32
+FMA.  So data of which some floats are tiny take longer here than in `nv_split`, which scales.
 
-With k = 16 the bound, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor cores cut
-off is estimated as (k/32 + 10) u.
+With k = 16 the bound of bf16x6, k u (|A||B|), is 16 u: dropped products are 2 u, and what tensor
+cores cut off is estimated as (k/32 + 10) u.
 
 A tile is 128 columns of C by 128, 96 or 64 reals of its rows, or 64 by 256 or 192.  Tiles that do
 not come out even with the units are cut along k.  Where that is a work-group's last task, those of
@@ -54,7 +61,6 @@ from clgemm.kernels.gpu_tiled.tiling import known_seconds
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
-from clgemm.problem import ALIGNMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,18 +80,17 @@ SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
 TILED_LAUNCH = 4e-6  # what gpu_tiled takes beside its steps along k
-ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
-"""How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 
 FILES = (
     "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
     "nv_split/fma.cl", "nv_split/shift.cl", "nv_split/store.cl", "nv_split/turns.cl",
-    "nv_fused/tasks.cl", "nv_fused/load.cl", "nv_fused/async_store.cl", "nv_fused/gemm.cl",
+    "nv_fused/sync.cl", "nv_fused/tasks.cl", "nv_fused/fp16.cl", "nv_fused/chunks.cl",
+    "nv_fused/produce.cl", "nv_fused/async_store.cl", "nv_fused/gemm.cl",
 )  # fmt: skip
 
 
 class NvFused(KernelFamily):
-    """Products of bf16 that are split in the same launch."""
+    """Products of fp16 and bf16 that are split in the same launch."""
 
     name: ClassVar[str] = "nv_fused"
     files: ClassVar[tuple[str, ...]] = FILES
@@ -166,9 +171,9 @@ class NvFused(KernelFamily):
         pitch = tile.by + PAD if estimate.stores_async(problem, way) else 0
         defines = precision_defines(precision_of(problem)) | {
             "MI": tile.mi, "BY": tile.by, "GROUPS_X": tile.groups_x, "PITCH": pitch,
-            "STAGES": self.stages(tile, pitch),
-            "ROWS_OF_X": how_rows_lie(problem, is_y=False),
-            "ROWS_OF_Y": how_rows_lie(problem, is_y=True),
+            "STAGES": self.stages(tile, pitch), "TAKES_FP16": int(estimate.takes_fp16(problem)),
+            "ROWS_OF_X": estimate.how_rows_lie(problem, is_y=False),
+            "ROWS_OF_Y": estimate.how_rows_lie(problem, is_y=True),
         }  # fmt: skip
         kernel = KernelSpec(
             FILES, "nv_fused_gemm", tuple(sorted(defines.items())), SIGNATURE, "sm_90a"
@@ -182,12 +187,3 @@ class NvFused(KernelFamily):
         is_cut = way.whole < tiles
         scratch = is_cut * 2 * way.groups * tile.bx * tile.by * 4
         return Plan((step,), scratch, takes_tickets=is_cut)
-
-
-def how_rows_lie(g: Gemm, *, is_y: bool) -> int:
-    """Say it of X or Y as nv_fused/load.cl does."""
-    if not (g.trans_a if is_y else not g.trans_b):
-        return ACROSS
-    steps = (g.lda, g.stride_a, g.offset_a) if is_y else (g.ldb, g.stride_b, g.offset_b)
-    wide = ALIGNMENT // precision_of(g).itemsize
-    return ALIGNED if g.aligned and not any(step % wide for step in steps) else ANYWHERE

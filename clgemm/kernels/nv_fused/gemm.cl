@@ -1,11 +1,11 @@
 // nv_fused: fp32 products at fp32 accuracy on Hopper's tensor cores in one launch.  Needs nv_async.cl,
 // nv_ticket.cl and files of nv_split.
 //
-// A work-group has four warpgroups.  Two produce: they read operands, split floats into three bf16
-// (load.cl) and fill slots.  Two multiply, each 64 rows of X by BY of Y, as nv_split does in its bf16
-// way: the tensor cores add up the products of a slot, and slots are summed in fp32.
+// A work-group has four warpgroups.  Two produce: they read operands, split floats into two fp16 or three
+// bf16 (produce.cl) and fill slots.  Two multiply, each 64 rows of X by BY of Y, as nv_split does: the
+// tensor cores add up the products of a slot, and slots are summed in fp32.
 //
-//      slot   X part 0 [BX][32] | 1 | 2    | Y part 0 [BY][32] | 1 | 2              bf16, 32 deep
+//      slot   X part 0 [BX][32] | 1 | 2    | Y part 0 [BY][32] | 1 | 2        two bytes each, 32 deep
 //
 // A tile is computed anew by fp32 FMA if a float of it is too small to be split, products could be too
 // small for the tensor cores, or a sum is not finite: so overflow, infinities and NaN come out as from
@@ -14,19 +14,7 @@
 #define LEAST_SPLIT -110    // exponent of a float of which three bf16 hold all bits, without scaling
 #define LEAST_PRODUCT -102  // of a product of which all that is kept are normal floats
 
-// Whether one of 256 work-items says so.
-INLINE uint any_multiplier(uint says)
-{
-    uint any;
-    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, 1, 256, p; "
-                 "selp.u32 %0, 1, 0, q; }"
-                 : "=r"(any)
-                 : "r"(says)
-                 : "memory");
-    return any;
-}
-
-// Whether the least floats of X and Y, as load.cl keeps them, rule out the tensor cores.
+// Whether the least floats of X and Y of slots of bf16, as produce.cl keeps them, rule out the tensor cores.
 INLINE int are_too_small(const volatile __local uint *least)
 {
     const uint some = as_uint(SOME_SMALL);
@@ -135,10 +123,11 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     __local float tile[PITCH ? BX * PITCH : 4] __attribute__((aligned(16)));
     __local ulong barriers[2 * STAGES];
     __local uint least[RING * 2];
+    __local Marks marks;
     __local Segment whole;
     __local int is_last;
     const Tasks all = {tiles, uncut, piece, pieces, strips_x, strips_y, slices};
-    const int item = get_local_id(0), lane = item & 31, warp = item >> 5, group = warp >> 2;
+    const int item = get_local_id(0), lane = item & 31, warp = item >> 5;
     const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
     if (item == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -149,16 +138,24 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     }
     if (item < RING * 2)
         least[item] = 0xffffffffu;
+    if (item < STAGES)
+        marks.left_out[item] = -1;
+    if (item < 2)
+        marks.largest[item] = 0;
+    if (item < 3)
+        marks.misfits[item] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (group >= 2) {
+    if (warp >= 8) {
         REGISTERS_DOWN(104);
-        produce(&g, &all, a, b, slots, full, empty, least);
+        produce(&g, &all, a, b, slots, full, empty, least, &marks);
         return;
     }
     REGISTERS_UP(152);
 
     const uint first_slot = LOCAL_ADDRESS(slots);
+    const int group = any_of_warp(warp >> 2);
     Turn turn = {0, 0};
+    int taken = 0;  // slots so far
 #pragma unroll 1
     for (int number = 0;; number++) {
         const Task t = task_of(&g, &all, number);
@@ -176,16 +173,29 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
 #pragma unroll 1
         for (int turns = t.turns; turns > 0; turns--) {
             NEXT_FULL();
-            if (idle) {
+            const float factor = TAKES_FP16 ? marks.factor[turn.stage] : 0;
+            const int is_left_out =
+                TAKES_FP16 ? any_of_warp(marks.left_out[turn.stage] == taken) : 0;
+            turns += is_left_out;  // there comes another one for it
+            if (idle || is_left_out) {
                 GIVE_BACK();
             } else {
                 const uint at = first_slot + turn.stage * SLOT;
                 const uint x = DESCRIPTOR(at + (GROUPS_X > 1 ? group * 64 * 64 : 0));
                 const uint y = DESCRIPTOR(at + BX * 192 + (GROUPS_X > 1 ? 0 : group * WY * 64));
-                MULTIPLY_BF16()
-                GIVE_BACK();
-                ADD_UP(0, 1.0f)
+                if (TAKES_FP16 && any_of_warp(factor != 0)) {
+                    MULTIPLY_FP16_SMALL(32)
+                    ADD_UP(0, factor * 0x1p-11f)
+                    MULTIPLY_FP16_LARGE(32)
+                    GIVE_BACK();
+                    ADD_UP(0, factor)
+                } else {
+                    MULTIPLY_BF16()
+                    GIVE_BACK();
+                    ADD_UP(0, 1.0f)
+                }
             }
+            taken++;
             next_turn(&turn);
         }
         if (are_too_small(least + number % RING * 2)) {

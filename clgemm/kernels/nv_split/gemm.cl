@@ -126,14 +126,9 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
                 UNROLL
                 for (int i = 0; i < MI; i++) {
                     const uint x = DESCRIPTOR(at + (group * MI + i) * 64 * 128);
-                    WGMMA_FENCE();
-                    MULTIPLY("f16", 64, 1, 0, 1)
-                    MULTIPLY("f16", 64, 0, 1, 0)
-                    FINISH_PRODUCTS();
+                    MULTIPLY_FP16_SMALL(64)
                     ADD_UP(i, 0x1p-11f)
-                    WGMMA_FENCE();
-                    MULTIPLY("f16", 64, 0, 0, 1)
-                    FINISH_PRODUCTS();
+                    MULTIPLY_FP16_LARGE(64)
                     if (i == MI - 1)
                         GIVE_BACK();
                     ADD_UP(i, 1.0f)

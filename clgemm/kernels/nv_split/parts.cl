@@ -65,6 +65,19 @@ INLINE float2 from_half2(uint pair)
     return x;
 }
 
+// The larger magnitudes of two pairs of fp16, the second without signs.
+INLINE uint larger_half2(uint x, uint most)
+{
+#if NVIDIA_PTX
+    uint larger;
+    asm("{ .reg .b32 a; abs.f16x2 a, %1; max.f16x2 %0, a, %2; }" : "=r"(larger) : "r"(x), "r"(most));
+    return larger;
+#else
+    const uint a = x & 0x7fff7fffu;
+    return max(a & 0xffffu, most & 0xffffu) | max(a & 0xffff0000u, most & 0xffff0000u);
+#endif
+}
+
 // Rounded to bf16, as a float.
 INLINE float to_bf16(float x)
 {
@@ -99,6 +112,17 @@ INLINE void split_bf16(const float x[8], uint parts[3][4])
     }
 }
 
+// The same in two parts.
+INLINE void split_fp16(const float x[8], uint parts[2][4])
+{
+    UNROLL
+    for (int q = 0; q < 4; q++) {
+        const uint high = parts[0][q] = to_half2(x[2 * q], x[2 * q + 1]);
+        const float2 back = from_half2(high);
+        parts[1][q] = to_half2((x[2 * q] - back.x) * 0x1p11f, (x[2 * q + 1] - back.y) * 0x1p11f);
+    }
+}
+
 // x * 2^e, in two factors: e alone may be beyond a float's exponents.
 INLINE float times_power(float x, int e)
 {
@@ -109,14 +133,11 @@ INLINE float times_power(float x, int e)
 INLINE void store_fp16(__global uchar *panel, int height, int row, int c, const float x[8], int e)
 {
     uint parts[2][4];
+    float scaled[8];
     UNROLL
-    for (int q = 0; q < 4; q++) {
-        const float u = times_power(x[2 * q], e), v = times_power(x[2 * q + 1], e);
-        const uint high = to_half2(u, v);
-        const float2 back = from_half2(high);
-        parts[0][q] = high;
-        parts[1][q] = to_half2((u - back.x) * 0x1p11f, (v - back.y) * 0x1p11f);
-    }
+    for (int q = 0; q < 8; q++)
+        scaled[q] = times_power(x[q], e);
+    split_fp16(scaled, parts);
     UNROLL
     for (int part = 0; part < 2; part++)
         *(__global uint4 *)(panel + part * height * 128 + row * 128 + (c ^ (row & 7)) * 16) =

@@ -96,6 +96,17 @@ INLINE int column_of(int item)
 #define ADD_UP(i, factor)                                                                      \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
 
+// The products of fp16 parts, into tmp: those with a second part, which count 2^-11 times, then the others.
+#define MULTIPLY_FP16_SMALL(DEPTH)                                                             \
+    WGMMA_FENCE();                                                                             \
+    MULTIPLY("f16", DEPTH, 1, 0, 1)                                                            \
+    MULTIPLY("f16", DEPTH, 0, 1, 0)                                                            \
+    FINISH_PRODUCTS();
+#define MULTIPLY_FP16_LARGE(DEPTH)                                                             \
+    WGMMA_FENCE();                                                                             \
+    MULTIPLY("f16", DEPTH, 0, 0, 1)                                                            \
+    FINISH_PRODUCTS();
+
 // The six products of bf16 parts, small ones first, into tmp.
 #define MULTIPLY_BF16()                                                                        \
     WGMMA_FENCE();                                                                             \

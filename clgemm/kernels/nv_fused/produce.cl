@@ -1,0 +1,302 @@
+// nv_fused, the producers: they read X and Y where they lie, split floats into two fp16 or three bf16, and
+// write the parts into slots.
+//
+// A producer has chunks of 8 reals of a row, one or two of X, one to four of Y, some one of them less.
+// While it splits one, others are on their way to its registers.  Rows beyond the matrix repeat the last
+// one: of what comes of them nothing is stored.
+//
+// Floats that are split into bf16 are not scaled, so the least one that is not 0 is kept, for who
+// multiplies to look at.
+//
+// Registers are few, and so are the warps that hide each other's waits.  So chunks are variables of their
+// own, and a slot is one sequence of instructions without branches: how rows lie is known to the compiler,
+// and slots of less depth, or once more, are filled in another way.
+
+#define SLOT ((BX + BY) * 192)
+#define SOME_SMALL 0x1p-20f  // a float of which two are not too small for each other
+#define CHUNKS_X (ROWS_X * 4 / PRODUCERS)
+#define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)
+
+// Do something for each chunk of X, of Y, of both.
+#if CHUNKS_X > 1
+#define EACH_X(DO) DO(x, 0) DO(x, 1)
+#else
+#define EACH_X(DO) DO(x, 0)
+#endif
+#if CHUNKS_Y > 3
+#define EACH_OTHER_Y(DO) DO(y, 0) DO(y, 1) DO(y, 2)
+#define LAST_Y(DO) DO(y, 3)
+#elif CHUNKS_Y > 2
+#define EACH_OTHER_Y(DO) DO(y, 0) DO(y, 1)
+#define LAST_Y(DO) DO(y, 2)
+#elif CHUNKS_Y > 1
+#define EACH_OTHER_Y(DO) DO(y, 0)
+#define LAST_Y(DO) DO(y, 1)
+#else
+#define EACH_OTHER_Y(DO)
+#define LAST_Y(DO) DO(y, 0)
+#endif
+#define EACH(DO) EACH_X(DO) EACH_OTHER_Y(DO) LAST_Y(DO)
+// The same of chunks that this producer has.
+#define EACH_OWN(DO)                                                                           \
+    EACH_X(DO)                                                                                 \
+    EACH_OTHER_Y(DO)                                                                           \
+    if (has_last) {                                                                            \
+        LAST_Y(DO)                                                                             \
+    }
+
+// Number u of this producer's chunks of an operand with so many rows of elements: row and place in it.
+#define ROW_OF(u, rows, how)                                                                   \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) % (rows) : (item + (u) * PRODUCERS) / 4)
+#define CHUNK_OF(u, rows, how)                                                                 \
+    ((how) == ACROSS ? (item + (u) * PRODUCERS) / (rows) : (item + (u) * PRODUCERS) % 4)
+
+// Where chunk u of operand s, x or y, is kept: a row of the strip, its place there and in a slot.
+#define PLACE(s, u)                                                                            \
+    const int row_##s##u = ROW_OF(u, rows_##s, how_##s);                                       \
+    const int c_##s##u = CHUNK_OF(u, rows_##s, how_##s);                                       \
+    const int to_##s##u = place_in_##s(row_##s##u, c_##s##u);
+enum { how_x = ROWS_OF_X, rows_x = ROWS_X, height_x = BX, is_x = 0 };
+enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
+#define conj_x (g->conj_b)
+#define conj_y (g->conj_a)
+#define pitch_x ((uint)(g->ldb * sizeof(ELEM)))
+#define pitch_y ((uint)(g->lda * sizeof(ELEM)))
+#define hop_x (how_x == ACROSS ? pitch_x : (uint)sizeof(ELEM))  // from element to element of a row
+#define hop_y (how_y == ACROSS ? pitch_y : (uint)sizeof(ELEM))
+
+// Where it is read from, in the slot from element p of k on.
+#define NOWHERE(s, u) Bytes at_##s##u = 0;
+#define START(s, u) at_##s##u = start_of_##s(u, p);
+#define start_of_x(u, p) start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p)
+#define start_of_y(u, p) start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p)
+// Read it, and go on by step_s.
+#define UNREAD(s, u) Raw raw_##s##u = nothing;
+#define FORGET(s, u) raw_##s##u = nothing, at_##s##u = 0;  // it would take registers
+#define FETCH(s, u)                                                                            \
+    raw_##s##u = fetch(at_##s##u, pitch_##s, how_##s);                                         \
+    at_##s##u += step_##s;
+#define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
+// Take a chunk from where it was read to, start to read what `next` says, and keep the first one.
+#define TAKE(s, u, raw, late, next, KEEP)                                                      \
+    {                                                                                          \
+        float v[8];                                                                            \
+        reals_of(v, raw, late);                                                                \
+        next                                                                                   \
+        KEEP(s, u)                                                                             \
+    }
+#define IN_BF16(s, u)                                                                          \
+    least.s = least_of(v, least.s);                                                            \
+    keep_bf16(slot + to_##s##u, v, height_##s, is_##s, conj_##s);
+#define IN_FP16(s, u)                                                                          \
+    seen.least.s = least_doubled(v, seen.least.s);                                             \
+    seen.most =                                                                                \
+        keep_fp16(slot + to_##s##u, v, scales.s, height_##s, is_##s, conj_##s, seen.most);
+#define SEE_LARGEST(s, u) largest.s = largest_of(v, largest.s);
+#define IN_BF16_AND_SEE(s, u) SEE_LARGEST(s, u) IN_BF16(s, u)
+#define FETCHED(s, u) raw_##s##u, LATE(s, u)
+#define TAKE_FETCHED(s, u, raw_and_late, next, KEEP) TAKE(s, u, raw_and_late, next, KEEP)
+#define TAKE_BF16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), FETCH(s, u), IN_BF16)
+#define TAKE_FP16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), FETCH(s, u), IN_FP16)
+// The same of a slot that nothing was fetched of.
+#define FETCH_REST(s, u)                                                                       \
+    const Raw rest_##s##u = fetch_rest(start_of_##s(u, p), hop_##s, c_##s##u, inside);
+#define TAKE_REST_BF16(s, u) TAKE(s, u, rest_##s##u, 0, , IN_BF16_AND_SEE)
+#define TAKE_REST_FP16(s, u) TAKE(s, u, rest_##s##u, 0, , IN_FP16)
+
+// Whether a producer has the last of its chunks of Y: known to the compiler where all have.
+INLINE int has_last_chunk(int item)
+{
+    return CHUNKS_Y * PRODUCERS == ROWS_Y * 4 || item + (CHUNKS_Y - 1) * PRODUCERS < ROWS_Y * 4;
+}
+
+INLINE void leave_least(volatile __local uint *leasts, uint2 least)
+{
+    const uint some = as_uint(SOME_SMALL);
+    if (least.x < some)
+        atomic_min(leasts, least.x);
+    if (least.y < some)
+        atomic_min(leasts + 1, least.y);
+}
+
+// What was seen of floats that were read.
+typedef struct {
+    Seen seen;              // of fp16
+    uint2 largest, least;   // of X and Y, of bf16
+} Found;
+
+// A slot of task t from element p of k on, of which so many are inside, read element by element.
+INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global const ELEM *b,
+                       __local uchar *slot, int p, int inside, int is_fp16, Scales scales)
+{
+    int item = work_item() - 256;
+    OPAQUE(item);  // or what follows from it would keep registers while other slots are filled
+    const int has_last = has_last_chunk(item);
+    const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
+    Seen seen = {0, (uint2)(0xffffffffu)};
+    uint2 largest = (uint2)(0), least = (uint2)(0xffffffffu);
+    EACH(PLACE)
+    EACH(FETCH_REST)
+    if (is_fp16) {
+        EACH_OWN(TAKE_REST_FP16)
+    } else {
+        EACH_OWN(TAKE_REST_BF16)
+    }
+    const Found found = {seen, largest, least};
+    return found;
+}
+
+// One of 32 elements of X and of Y each, as magnitudes.
+INLINE uint2 sample_of(const Gemm *g, Task t, __global const ELEM *a, __global const ELEM *b, int p,
+                       int lane)
+{
+    const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
+    const long x = (long)t.x * BX + lane * (ROWS_X / 32), y = (long)t.y * ROWS_Y + lane * (ROWS_Y / 32);
+    return (uint2)(magnitude(*(__global const ELEM *)start_of(&ox, x, 0, p)),
+                   magnitude(*(__global const ELEM *)start_of(&oy, y, 0, p)));
+}
+
+// Powers for a sample of the slot from element p of k on, the same one in all warps, which need not meet.
+INLINE Scales scales_of_sample(const Gemm *g, Task t, __global const ELEM *a, __global const ELEM *b,
+                               int p, int *is_wide)
+{
+    uint4 most = (uint4)(0);
+    FOR_EACH_LANE(lane)
+    {
+        const uint2 m = sample_of(g, t, a, b, p, lane);
+        most = max(most, (uint4)(m, m.x ? ~m.x : 0, m.y ? ~m.y : 0));
+    }
+    most = (uint4)(warp_max(most.x), warp_max(most.y), warp_max(most.z), warp_max(most.w));
+    *is_wide = is_too_wide(most.x, most.z) || is_too_wide(most.y, most.w);
+    const Scales scales = {power_for(most.x), power_for(most.y)};
+    return scales;
+}
+
+// The last slice is read once more instead of one beyond.
+#define STEP(s, more) step_##s = (more) ? whole_##s : 0;
+#define NEXT_SLOT()                                                                            \
+    mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
+    __local uchar *slot = slots + turn.stage * SLOT;
+// With the last slot go the least floats.
+#define FILLED(multiplied_by, is_last)                                                        \
+    if (TAKES_FP16 && item == 0)                                                               \
+        marks->factor[turn.stage] = multiplied_by;                                             \
+    if (is_last)                                                                               \
+        leave_least(leasts + number % RING * 2, least);                                        \
+    publish_to_async();                                                                        \
+    warp_sync();                                                                               \
+    if ((item & 31) == 0)                                                                      \
+        mbarrier_arrive(full + turn.stage * 8);                                                \
+    next_turn(&turn);                                                                          \
+    filled++;
+// Have a slot with floats that do not fit left out, and filled anew.
+#define LEAVE_OUT_MISFITS(seen, bit)                                                           \
+    if (is_beyond_fp16(seen, scales)) {                                                            \
+        marks->left_out[turn.stage] = filled;                                                  \
+        atomic_or(marks->misfits + batches % 3, 1u << (bit));                                  \
+    }
+
+INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
+                    __global const ELEM *b, __local uchar *slots, uint full, uint empty,
+                    __local uint *leasts, volatile __local Marks *marks)
+{
+    const int item = work_item() - 256, has_last = has_last_chunk(item);
+    const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
+    const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
+    EACH(PLACE)
+    Scales scales = {0, 0};
+    int filled = 0, batches = 0, batch = LEAST_BATCH, failed = 0;
+    Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
+#pragma unroll 1
+    for (int number = 0;; number++) {
+        const Task t = task_of(g, all, number);
+        if (t.turns == 0)
+            return;
+        const int before = t.first * (2 * DEPTH / CE);
+        // Of the last turn there may be less than a slot of k.
+        const int within = min((int)g->k - before, t.turns * (DEPTH / CE));
+        int wholes = within / (DEPTH / CE), is_fetched = 0;
+        uint2 least = (uint2)(0xffffffffu);
+        EACH(UNREAD)
+        EACH(NOWHERE)
+#pragma unroll 1
+        for (int done = 0; done < t.turns;) {
+            ulong STEP(x, wholes > 1)
+            ulong STEP(y, wholes > 1)
+            if (!is_fetched && wholes > 0) {
+                const Operand ox = operand_of(g, a, b, 0, t.entry);
+                const Operand oy = operand_of(g, a, b, 1, t.entry);
+                const int p = before + done * (DEPTH / CE);
+                EACH(START)
+                EACH_OWN(FETCH)
+                is_fetched = 1;
+            }
+            if (TAKES_FP16 && scales.x == 0) {
+                int is_wide;
+                scales = scales_of_sample(g, t, a, b, before, &is_wide);
+                failed = is_wide ? MOST_FAILED : 0;
+            }
+            const int is_fp16 = TAKES_FP16 && failed < MOST_FAILED, begin = done;
+            const int end = is_fp16 ? min(done + batch, t.turns) : t.turns;
+            if (is_fp16) {
+#pragma unroll 1
+                for (; done < end && wholes > 0; done++, wholes--) {
+                    Seen seen = {0, (uint2)(0xffffffffu)};
+                    NEXT_SLOT()
+                    STEP(x, wholes > 2)
+                    STEP(y, wholes > 2)
+                    EACH_OWN(TAKE_FP16)
+                    LEAVE_OUT_MISFITS(seen, done - begin)
+                    FILLED(factor_of(scales), done + 1 == t.turns)
+                }
+            } else {
+#pragma unroll 1
+                for (; done < end && wholes > 0; done++, wholes--) {
+                    NEXT_SLOT()
+                    STEP(x, wholes > 2)
+                    STEP(y, wholes > 2)
+                    EACH_OWN(TAKE_BF16)
+                    FILLED(0, done + 1 == t.turns)
+                }
+            }
+            // Less than a slot of k may be left; then what did not fit is filled anew, in bf16.
+            uint left = done < end, misfits = 0;
+            uint2 largest = (uint2)(0);
+            int first = done;
+            done = end;
+#pragma unroll 1
+            for (int in_fp16 = is_fp16;; in_fp16 = 0) {
+#pragma unroll 1
+                for (; left; left &= left - 1) {
+                    const int at = first + 31 - (int)clz(left & -left);
+                    const int p = before + at * (DEPTH / CE);
+                    NEXT_SLOT()
+                    const Found found = fill_anew(g, t, a, b, slot, p,
+                                                  min(before + within - p, DEPTH / CE), in_fp16, scales);
+                    largest = max(largest, found.largest);
+                    least = min(least, found.least);
+                    if (in_fp16)
+                        LEAVE_OUT_MISFITS(found.seen, at - begin)
+                    FILLED(in_fp16 ? factor_of(scales) : 0, end == t.turns)
+                    EACH(FORGET)
+                    is_fetched = 0;
+                }
+                if (!in_fp16)
+                    break;
+                producers_sync();
+                left = misfits = marks->misfits[batches % 3];
+                if (item == 0)
+                    marks->misfits[(batches + 2) % 3] = 0;  // all have read those of the batch before
+                batches++;
+                first = begin;
+            }
+            if (is_fp16) {
+                const int fails = (int)popcount(misfits) * 4 > end - begin;
+                failed = fails ? failed + 1 : 0;
+                batch = fails ? LEAST_BATCH : min(2 * batch, MOST_BATCH);
+            }
+            if (misfits)
+                scales = scales_for(largest, marks);
+        }
+    }
+}
