@@ -372,7 +372,10 @@ def check_slots(strips, tasks, slots, least, marks):
 
 
 LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
-CONTENTS = ["tiny", "jump", "wide", "huge"]
+CONTENTS = ["tiny", "jump", "wide", "huge", "edge"]
+EDGE = [(1, 0, 2.0**-27), (2, 0, 2.0**-27 * (1 - 2.0**-24)), (3, 0, 2.0**-27 * (1 - 2.0**-24))]
+EDGE += [(5, 1, 7.998047), (6, 1, 7.99804), (10, 0, 2.0**-28)]
+"""Slots of which a float of Y or X just fits fp16, or does not, where the largest is below 1."""
 
 
 def with_contents(a, b, contents):
@@ -387,6 +390,10 @@ def with_contents(a, b, contents):
         b[k // 3 :] *= np.float32(2.0**-35)
     elif contents == "wide":
         a *= np.float32(2.0) ** (np.arange(a.size).reshape(a.shape) % 60 - 30)
+    elif contents == "edge":
+        for slot, is_x, x in EDGE:
+            at = slot * 32 // (1 + np.iscomplexobj(a))
+            (b.T if is_x else a)[0, at : at + 1] = x  # nothing, behind k
     else:
         a[:, :: k // 4] *= np.float32(2.0**100)
         b *= np.float32(2.0**-100)
