@@ -33,12 +33,6 @@ typedef struct {
     float x, y;  // powers of two; 0: none was chosen yet
 } Scales;
 
-// How fp16 has done so far.
-typedef struct {
-    int batches, batch;  // that were tried, and slots of the next one
-    int failed;          // of the last ones, in a row
-} Trial;
-
 // What was seen of a slot's floats.
 typedef struct {
     uint most;    // the largest of the even and of the odd ones, scaled, as fp16 without sign
@@ -48,14 +42,6 @@ typedef struct {
 INLINE float factor_of(Scales s)
 {
     return as_float(0x7f000000u - as_uint(s.x)) * as_float(0x7f000000u - as_uint(s.y));
-}
-
-// A batch of so many slots had these misfits.
-INLINE void judge(Trial *trial, uint misfits, int slots)
-{
-    const int fails = (int)popcount(misfits) * 4 > slots;
-    trial->failed = fails ? trial->failed + 1 : 0;
-    trial->batch = fails ? LEAST_BATCH : min(2 * trial->batch, MOST_BATCH);
 }
 
 // The least float of a chunk and of what was seen, as in Seen.

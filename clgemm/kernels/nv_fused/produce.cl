@@ -193,7 +193,7 @@ INLINE Scales scales_of_sample(const Gemm *g, Task t, __global const ELEM *a, __
 #define LEAVE_OUT_MISFITS(seen, bit)                                                           \
     if (is_beyond_fp16(seen, scales)) {                                                            \
         marks->left_out[turn.stage] = filled;                                                  \
-        atomic_or(marks->misfits + trial.batches % 3, 1u << (bit));                                  \
+        atomic_or(marks->misfits + batches % 3, 1u << (bit));                                  \
     }
 
 INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
@@ -205,8 +205,7 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
     EACH(PLACE)
     Scales scales = {0, 0};
-    Trial trial = {0, LEAST_BATCH, 0};
-    int filled = 0;
+    int filled = 0, batches = 0, batch = LEAST_BATCH, failed = 0;
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
 #pragma unroll 1
     for (int number = 0;; number++) {
@@ -235,10 +234,10 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
             if (TAKES_FP16 && scales.x == 0) {
                 int is_wide;
                 scales = scales_of_sample(g, t, a, b, before, &is_wide);
-                trial.failed = is_wide ? MOST_FAILED : 0;
+                failed = is_wide ? MOST_FAILED : 0;
             }
-            const int is_fp16 = TAKES_FP16 && trial.failed < MOST_FAILED, begin = done;
-            const int end = is_fp16 ? min(done + trial.batch, t.turns) : t.turns;
+            const int is_fp16 = TAKES_FP16 && failed < MOST_FAILED, begin = done;
+            const int end = is_fp16 ? min(done + batch, t.turns) : t.turns;
             if (is_fp16) {
 #pragma unroll 1
                 for (; done < end && wholes > 0; done++, wholes--) {
@@ -285,14 +284,17 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 if (!in_fp16)
                     break;
                 producers_sync();
-                left = misfits = marks->misfits[trial.batches % 3];
-                if (item == 0)  // all have read those of the batch before
-                    marks->misfits[(trial.batches + 2) % 3] = 0;
-                trial.batches++;
+                left = misfits = marks->misfits[batches % 3];
+                if (item == 0)
+                    marks->misfits[(batches + 2) % 3] = 0;  // all have read those of the batch before
+                batches++;
                 first = begin;
             }
-            if (is_fp16)
-                judge(&trial, misfits, end - begin);
+            if (is_fp16) {
+                const int fails = (int)popcount(misfits) * 4 > end - begin;
+                failed = fails ? failed + 1 : 0;
+                batch = fails ? LEAST_BATCH : min(2 * batch, MOST_BATCH);
+            }
             if (misfits)
                 scales = scales_for(largest, marks);
         }
