@@ -675,6 +675,25 @@ def test_tiles_of_a_short_k_are_stored_while_the_next_one_is_computed():
     assert not estimate.stores_async(alone, estimate.best_way(alone, 128, 132))
 
 
+def test_fp16_is_tried_where_k_is_deep_enough():
+    for code, k, is_tried in (("s", 160, 0), ("s", 161, 1), ("c", 80, 0), ("c", 81, 1)):
+        plan = FAMILY.plan(
+            HOPPER, of_size(900, 900, k, code), FAMILY.default(HOPPER, PRECISIONS["s"])
+        )
+        assert dict(plan.steps[0].kernel.defines)["TAKES_FP16"] == is_tried
+
+
+def test_rows_along_k_that_begin_anywhere_take_longer():
+    def seconds(k, pitch, code):
+        return estimate.best_way(
+            of_size(2000, 400, k, code, trans_a=True, lda=pitch, aligned=True), 256, 132
+        ).seconds
+
+    for code in "sc":
+        assert seconds(480, 481, code) > 1.01 * seconds(480, 480, code)
+        assert seconds(64, 65, code) == seconds(64, 64, code)  # bf16
+
+
 def test_a_short_k_takes_as_long_as_the_store():
     for code, bytes_ in (("s", 4), ("c", 8)):
         stored = 9000 * 9000 * bytes_ / (132 * estimate.STORED)

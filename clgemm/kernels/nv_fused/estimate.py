@@ -40,7 +40,7 @@ TIMES = {
     Tile(1, 64): (Times(1.27e-6, 1.22e-6, 0.9e-6), Times(0.92e-6, 0.91e-6, 1.5e-6)),
 }
 """Of bf16, and of fp16."""
-LEAST_FP16 = 6
+TURNS_OF_FP16 = 6
 """Turns of a tile from which on it is tried in fp16: shorter ones take as long, or longer."""
 MISALIGNED = {"s": 88e-9, "c": 47e-9}
 """Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
@@ -54,7 +54,8 @@ MOST_PLACES = 32
 FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
-PRODUCERS = 256  # work-items that read and split, chunks of 8 reals
+PRODUCERS = 256  # work-items that read and split, ...
+CHUNKS = 4  # ... of each row so many chunks a turn
 ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
 """How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 ASYNC_TURNS = {256: 3, 192: 5, 128: 8, 96: 8, 64: 8}
@@ -97,16 +98,18 @@ def how_rows_lie(g: Gemm, *, is_y: bool) -> int:
 
 def takes_fp16(g: Gemm) -> bool:
     """Tell whether slots are tried in fp16; the bound holds from k = 32 on."""
-    return -(-reals(g)[2] // TURN) >= LEAST_FP16
+    return -(-reals(g)[2] // TURN) >= TURNS_OF_FP16
 
 
 def _turn(g: Gemm, tile: Tile) -> float:
     precision, is_fp16 = precision_of(g), takes_fp16(g)
     times = TIMES[tile][is_fp16]
-    chunks = {False: tile.bx * 4 / PRODUCERS, True: tile.by // precision.parts * 4 / PRODUCERS}
-    misaligned = sum(chunks[y] for y in chunks if how_rows_lie(g, is_y=y) == ANYWHERE)
     turn = times.turn_complex if precision.is_complex else times.turn
-    return turn + is_fp16 * misaligned * MISALIGNED[g.precision]
+    if is_fp16:
+        for is_y, rows in ((False, tile.bx), (True, tile.by // precision.parts)):
+            if how_rows_lie(g, is_y=is_y) == ANYWHERE:
+                turn += rows * CHUNKS / PRODUCERS * MISALIGNED[g.precision]
+    return turn
 
 
 def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:

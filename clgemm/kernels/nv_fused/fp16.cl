@@ -10,7 +10,7 @@
 // or the sample is too wide, the work-group's other slots are all of bf16.
 
 #ifndef TAKES_FP16
-#define TAKES_FP16 0  // 1: k is as deep as the bound needs
+#define TAKES_FP16 0  // 1: k is deep enough for the bound, and for fp16 to pay
 #endif
 #define LEAST_FP16 0x1p-14f
 #define MOST_FP16 0x7bff  // bits of 65504, beside which there is infinity

@@ -153,7 +153,7 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
     REGISTERS_UP(152);
 
     const uint first_slot = LOCAL_ADDRESS(slots);
-    const int group = any_of_warp(warp >> 2);
+    const int group = any_of_warp(warp >> 2);  // 0 or 1, which the compiler knows to be all of a warp's
     Turn turn = {0, 0};
     int taken = 0;  // slots so far
 #pragma unroll 1

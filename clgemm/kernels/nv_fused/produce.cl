@@ -65,14 +65,15 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
 #define hop_x (how_x == ACROSS ? pitch_x : (uint)sizeof(ELEM))  // from element to element of a row
 #define hop_y (how_y == ACROSS ? pitch_y : (uint)sizeof(ELEM))
 
-// Where it is read from, in the slot from element p of k on.
+// Where it is read from next: nowhere yet, or in the slot from element p of k on.
 #define NOWHERE(s, u) Bytes at_##s##u = 0;
 #define START(s, u) at_##s##u = start_of_##s(u, p);
 #define start_of_x(u, p) start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p)
 #define start_of_y(u, p) start_of(&oy, (long)t.y * ROWS_Y + row_of_y(row_y##u), c_y##u, p)
-// Read it, and go on by step_s.
+// What was read of it: nothing yet, nothing any more (it would take registers where slots are filled anew).
 #define UNREAD(s, u) Raw raw_##s##u = nothing;
-#define FORGET(s, u) raw_##s##u = nothing, at_##s##u = 0;  // it would take registers
+#define FORGET(s, u) raw_##s##u = nothing, at_##s##u = 0;
+// Read it, and go on by step_s.
 #define FETCH(s, u)                                                                            \
     raw_##s##u = fetch(at_##s##u, pitch_##s, how_##s);                                         \
     at_##s##u += step_##s;
@@ -94,6 +95,7 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
         keep_fp16(slot + to_##s##u, v, scales.s, height_##s, is_##s, conj_##s, seen.most);
 #define SEE_LARGEST(s, u) largest.s = largest_of(v, largest.s);
 #define IN_BF16_AND_SEE(s, u) SEE_LARGEST(s, u) IN_BF16(s, u)
+// A chunk that was fetched, while the next one is.
 #define FETCHED(s, u) raw_##s##u, LATE(s, u)
 #define TAKE_FETCHED(s, u, raw_and_late, next, KEEP) TAKE(s, u, raw_and_late, next, KEEP)
 #define TAKE_BF16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), FETCH(s, u), IN_BF16)
@@ -121,8 +123,8 @@ INLINE void leave_least(volatile __local uint *leasts, uint2 least)
 
 // What was seen of floats that were read.
 typedef struct {
-    Seen seen;              // of fp16
-    uint2 largest, least;   // of X and Y, of bf16
+    Seen seen;             // of fp16
+    uint2 largest, least;  // of X and Y, of bf16
 } Found;
 
 // A slot of task t from element p of k on, of which so many are inside, read element by element.
