@@ -161,8 +161,7 @@ STUBS = """
 #define warp_sync()
 #define publish_to_async()
 #define OPAQUE(x)
-#define warp_max(x) (x)
-#define FOR_EACH_LANE(lane) for (int lane = 0; lane < 32; lane++)
+#define leave_largest(at, x) atomic_max(at, x)
 #define producers_sync() barrier(CLK_GLOBAL_MEM_FENCE)
 """
 FILL = """
@@ -184,7 +183,7 @@ SLOTS = 144  # of a work-group, at least
 SOME_SMALL = np.float32(2.0**-20).view(np.uint32)
 MARKS = (
     ("factor", np.float32, SLOTS), ("left_out", np.int32, SLOTS), ("misfits", np.uint32, 3),
-    ("largest", np.uint32, 2),
+    ("extremes", np.uint32, 4),
 )  # fmt: skip
 
 
@@ -241,47 +240,70 @@ def power_for(largest):
     return 2.0 ** min(max(12 - exponent, -57), 57)
 
 
-def span(x):
-    """Return the exponents of the largest and the least float that is not 0."""
-    x = np.abs(x[x != 0])
-    return [math.frexp(y)[1] - 1 for y in (x.max(), x.min())] if x.size else [0, 0]
-
-
 def fits_fp16(x, power):
     scaled = np.abs(x[x != 0]).astype(float) * power
     return not scaled.size or (scaled.min() >= 2.0**-14 and scaled.max() < 65520)
 
 
-def slots_of(tasks, strips, depth, *, in_fp16):
-    """Model what a work-group fills.
+def choice(slots):
+    """Return the powers that rows of X and Y choose, if not all are 0, and whether they fit."""
+    sizes = [np.concatenate([np.abs(x[x != 0]).astype(float) for x in rows]) for rows in slots]
+    if not all(x.size for x in sizes):
+        return None, False
+    powers = [power_for(x.max()) for x in sizes]
+    least = [x.min() * p for x, p in zip(sizes, powers, strict=True)]
+    most = [x.max() * p for x, p in zip(sizes, powers, strict=True)]
+    return powers, min(least) >= 2.0**-10 and max(most) < 2.0**15
 
-    Of each slot: its task's number and tile, where in k it begins, the powers that X and Y are
-    multiplied by, none for bf16, and whether it is left out.
-    """
-    powers, batch, failed = None, 8, 0
-    for number, (tile, first, last) in enumerate(tasks):
-        left = list(range(first * SLICE, min(last * SLICE, depth), 32))
-        if powers is None:
-            seen = list(strips.samples(tile, left[0]))
-            powers = [power_for(np.abs(x).max()) for x in seen]
-            failed = 2 * any(most - least > 22 for most, least in map(span, seen))
-        while left:
-            if failed == 2 or not in_fp16:
-                yield from ((number, tile, at, None, False) for at in left)
-                break
-            now, left, misfits = left[:batch], left[batch:], []
-            for at in now:
-                slot = [x[:, at : at + 32] for x in strips.rows(tile)]
-                fits = all(map(fits_fp16, slot, powers))
-                yield number, tile, at, powers, not fits
-                misfits += [] if fits else [(at, slot)]
-            yield from ((number, tile, at, None, False) for at, _ in misfits)
-            fails = 4 * len(misfits) > len(now)
-            failed, batch = (failed + 1, 8) if fails else (0, min(2 * batch, 32))
-            if misfits:
-                powers = [
-                    power_for(max(np.abs(slot[i]).max() for _, slot in misfits)) for i in (0, 1)
-                ]
+
+class Slots:
+    """Model of what a work-group fills."""
+
+    def __init__(self, strips, depth, *, in_fp16):
+        self.strips, self.depth = strips, depth
+        self.is_chosen, self.in_fp16, self.powers = not in_fp16, False, None
+        self.seen = []  # slots that chose
+        self.count = self.left_out = 0
+
+    def fill(self, tasks):
+        """Yield slots.
+
+        Of each: its task's number and tile, where in k it begins, the powers that X and Y are
+        multiplied by, none for bf16, and whether it is left out.
+        """
+        for number, (tile, first, last) in enumerate(tasks):
+            left = list(range(first * SLICE, min(last * SLICE, self.depth), 32))
+            while left:
+                if not self.is_chosen and left[0] + 32 <= self.depth:
+                    self.choose(tile, left[0])
+                slots = self.fp16(tile, left) if self.in_fp16 else self.bf16(left)
+                for at, powers, is_left_out in slots:
+                    self.count += 1
+                    yield number, tile, at, powers, is_left_out
+
+    def slot(self, tile, at):
+        return [x[:, at : at + 32] for x in self.strips.rows(tile)]
+
+    def choose(self, tile, at):
+        self.seen.append(self.slot(tile, at))
+        self.powers, self.in_fp16 = choice(list(zip(*self.seen, strict=True)))
+        self.is_chosen = self.powers is not None
+
+    def bf16(self, left):
+        now = left[:] if self.is_chosen else left[:1]
+        del left[: len(now)]
+        yield from ((at, None, False) for at in now)
+
+    def fp16(self, tile, left):
+        now, misfits = left[: min(max(self.count, 8), 32)], []
+        del left[: len(now)]
+        for at in now:
+            fits = all(map(fits_fp16, self.slot(tile, at), self.powers))
+            misfits += [] if fits else [at]
+            yield at, self.powers, not fits
+        self.left_out += len(misfits)
+        self.in_fp16 = self.left_out <= 1 + self.count // 16
+        yield from ((at, None, False) for at in misfits)
 
 
 def check_parts(panel, rows, inside, power):
@@ -320,9 +342,7 @@ class Strips:
     """The operands of a product, as the rows of its tiles."""
 
     def __init__(self, a, b, tile):
-        self.elements = b.T, a
         self.reals = parts_as_reals(b.T), expanded_rows(a)
-        self.parts = 1 + np.iscomplexobj(a)
         self.heights = tile.bx, tile.by
         self.strips_x = -(-b.shape[1] // tile.bx)
 
@@ -337,23 +357,14 @@ class Strips:
             for x, strip, height in zip(self.reals, self.places(tile), self.heights, strict=True)
         ]
 
-    def samples(self, tile, at):
-        """Return the larger parts of 32 elements of X and of Y."""
-        for x, strip, height in zip(
-            self.elements, self.places(tile), (self.heights[0], self.heights[1] // self.parts),
-            strict=True,
-        ):  # fmt: skip
-            rows = strip * height + np.arange(32) * (height // 32)
-            here = x[np.minimum(rows, len(x) - 1), at // self.parts]
-            yield np.maximum(np.abs(here.real), np.abs(here.imag))
-
 
 def check_slots(strips, tasks, slots, least, marks):
     """Compare what a work-group filled with the model."""
     depth, height_y = strips.reals[0].shape[1], strips.heights[1]
     in_fp16, order = depth > 160, np.array(stored_order(height_y))
     lowest, count = np.full_like(least, 0xFFFFFFFF), 0
-    for number, tile, at, powers, is_left_out in slots_of(tasks, strips, depth, in_fp16=in_fp16):
+    slots_filled = Slots(strips, depth, in_fp16=in_fp16).fill(tasks)
+    for number, tile, at, powers, is_left_out in slots_filled:
         x, y = (rows[:, at : at + 32] for rows in strips.rows(tile))
         if not is_left_out:
             inside = strips.places(tile)[1] * height_y + order < len(strips.reals[1])
@@ -372,9 +383,15 @@ def check_slots(strips, tasks, slots, least, marks):
 
 
 LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
-CONTENTS = ["tiny", "jump", "wide", "huge", "edge"]
-EDGE = [(1, 0, 2.0**-27), (2, 0, 2.0**-27 * (1 - 2.0**-24)), (3, 0, 2.0**-27 * (1 - 2.0**-24))]
-EDGE += [(5, 1, 7.998047), (6, 1, 7.99804), (10, 0, 2.0**-28)]
+CONTENTS = ["tiny", "jump", "huge", "edge", "spread", "zeros", "graded"]
+EDGE = [
+    (0, 0, 2.0**-23),
+    (0, 1, 2.0**-23),
+    (1, 0, 2.0**-27),
+    (2, 0, 2.0**-27 * (1 - 2.0**-24)),
+    (4, 1, 7.99804),
+]
+EDGE += [(9, 1, 7.998047), (10, 1, 2.0**-27)]
 """Slots of which a float of Y or X just fits fp16, or does not, where the largest is below 1."""
 
 
@@ -390,6 +407,14 @@ def with_contents(a, b, contents):
         b[k // 3 :] *= np.float32(2.0**-35)
     elif contents == "wide":
         a *= np.float32(2.0) ** (np.arange(a.size).reshape(a.shape) % 60 - 30)
+    elif contents == "zeros":  # in some slots before others, of both or of one
+        a[:, : k // 4] = 0
+        b[: k // 3] = 0
+        a[:, k // 3] = 256
+    elif contents == "spread":  # a bit more than the first slot may hold
+        (a if k % 2 else b.T)[0, 0] = 2.0**-23 * (1 - 2.0**-23)
+    elif contents == "graded":
+        a *= np.float32(2.0) ** (np.arange(k) // -(-k // 12) * -5)
     elif contents == "edge":
         for slot, is_x, x in EDGE:
             at = slot * 32 // (1 + np.iscomplexobj(a))
@@ -434,7 +459,7 @@ def test_producers_write_what_the_tensor_cores_read(
         assert np.all(met == 1), "the model deals out each slice once"
 
 
-@ways("code ops contents", "sc", ["NN", "TT", "CN", "NR"], CONTENTS)
+@ways("code ops contents", "sc", ["NN", "TT", "CN", "NR"], [*CONTENTS, "wide"])
 def test_what_fp16_does_not_hold_is_within_the_bound(device, config, code, ops, contents, rng):
     precision, (m, n, k) = PRECISIONS[code], (141, 150, 709)
     a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 2)

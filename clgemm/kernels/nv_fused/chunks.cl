@@ -34,31 +34,69 @@ INLINE ELEM element_at(Bytes at, uint pitch, int q)
     return *(__global const ELEM *)(at + (ulong)pitch * q);
 }
 
-// Read a chunk of which all lies inside, of rows that lie `how`.
-INLINE Raw fetch(Bytes at, uint pitch, const int how)
+// Two pairs, or four reals, if they are wanted; else v stays what it is.
+#if NVIDIA_PTX
+#define IF_WANTED "{ .reg .pred p; setp.ne.s32 p, %4, 0; "
+#define TO_V "+f"(v->x), "+f"(v->y), "+f"(v->z), "+f"(v->w) : "r"(wanted)
+INLINE void load_pairs_if(int wanted, float4 *v, Bytes xy, Bytes zw)
 {
-    Raw r;
-    r.c = (float4)(0);
-    if (how == ACROSS) {
-#if IS_COMPLEX
-        r.a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1));
-        r.b = (float4)(element_at(at, pitch, 2), element_at(at, pitch, 3));
+    asm volatile(IF_WANTED "@p ld.global.nc.v2.f32 {%0, %1}, [%5]; "
+                           "@p ld.global.nc.v2.f32 {%2, %3}, [%6]; }"
+                 : TO_V, "l"(xy), "l"(zw));
+}
+
+INLINE void load_vector_if(int wanted, float4 *v, Bytes at)
+{
+    asm volatile(IF_WANTED "@p ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%5]; }" : TO_V, "l"(at));
+}
 #else
-        r.a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1),
-                       element_at(at, pitch, 2), element_at(at, pitch, 3));
-        r.b = (float4)(element_at(at, pitch, 4), element_at(at, pitch, 5),
-                       element_at(at, pitch, 6), element_at(at, pitch, 7));
+INLINE void load_pairs_if(int wanted, float4 *v, Bytes xy, Bytes zw)
+{
+    if (wanted)
+        *v = (float4)(*(__global const float2 *)xy, *(__global const float2 *)zw);
+}
+
+INLINE void load_vector_if(int wanted, float4 *v, Bytes at)
+{
+    if (wanted)
+        *v = *(__global const float4 *)at;
+}
 #endif
+
+// Read a chunk of which all lies inside, of rows that lie `how`, if it is wanted.
+//
+// Of complex elements each load may leave its registers as they are.  So the compiler has to load to
+// those of the chunk before.  Else it loads to others and copies, and who copies waits for the load.
+INLINE void fetch(int wanted, Raw *r, Bytes at, uint pitch, const int how)
+{
+    // A vector that holds one of the chunk's reals may be read: memory ends at no other place.
+    const int late = how == ANYWHERE ? late_of(at) : 0, third = late ? 32 : 16;
+    const Bytes from = at - late * 4;
+#if IS_COMPLEX
+    if (how == ACROSS) {
+        load_pairs_if(wanted, &r->a, at, at + pitch);
+        load_pairs_if(wanted, &r->b, at + (ulong)pitch * 2, at + (ulong)pitch * 3);
     } else {
-        // A vector that holds one of the chunk's reals may be read: memory ends at no other place.
-        const int late = how == ALIGNED ? 0 : late_of(at);
-        __global const float4 *from = (__global const float4 *)(at - late * 4);
-        r.a = from[0];
-        r.b = from[1];
+        load_vector_if(wanted, &r->a, from);
+        load_vector_if(wanted, &r->b, from + 16);
         if (how == ANYWHERE)
-            r.c = from[late ? 2 : 1];
+            load_vector_if(wanted, &r->c, from + third);
     }
-    return r;
+#else
+    if (!wanted)
+        return;
+    if (how == ACROSS) {
+        r->a = (float4)(element_at(at, pitch, 0), element_at(at, pitch, 1),
+                        element_at(at, pitch, 2), element_at(at, pitch, 3));
+        r->b = (float4)(element_at(at, pitch, 4), element_at(at, pitch, 5),
+                        element_at(at, pitch, 6), element_at(at, pitch, 7));
+    } else {
+        r->a = *(__global const float4 *)from;
+        r->b = *(__global const float4 *)(from + 16);
+        if (how == ANYWHERE)
+            r->c = *(__global const float4 *)(from + third);
+    }
+#endif
 }
 
 // The same if only so many elements of the slice are left; c: the chunk's place in it.
@@ -127,21 +165,18 @@ INLINE void keep_part(__local uchar *to, const uint part[4], const int is_y, int
 #endif
 }
 
-// Split a chunk and keep its parts, of `height` rows each.
-INLINE void keep_bf16(__local uchar *to, const float x[8], const int height, const int is_y, int conj)
+// Keep so many parts of a chunk, of `height` rows each.
+INLINE void keep_parts(__local uchar *to, const uint parts[3][4], const int count, const int height,
+                       const int is_y, int conj)
 {
-    uint parts[3][4];
-    split_bf16(x, parts);
     UNROLL
-    for (int part = 0; part < 3; part++)
+    for (int part = 0; part < count; part++)
         keep_part(to + part * height * 64, parts[part], is_y, conj);
 }
 
-// The same of a scaled chunk in fp16; returned is the largest of the first parts and of `most`, as pairs.
-INLINE uint keep_fp16(__local uchar *to, const float x[8], float scale, const int height,
-                      const int is_y, int conj, uint most)
+// Split a chunk into fp16; returned is the largest of the first parts and of `most`, as pairs.
+INLINE uint split_scaled(const float x[8], float scale, uint parts[3][4], uint most)
 {
-    uint parts[2][4];
     float scaled[8];
     UNROLL
     for (int q = 0; q < 8; q++)
@@ -150,9 +185,6 @@ INLINE uint keep_fp16(__local uchar *to, const float x[8], float scale, const in
     UNROLL
     for (int q = 0; q < 4; q++)
         most = larger_half2(parts[0][q], most);
-    UNROLL
-    for (int part = 0; part < 2; part++)
-        keep_part(to + part * height * 64, parts[part], is_y, conj);
     return most;
 }
 

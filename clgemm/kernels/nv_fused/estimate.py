@@ -44,7 +44,7 @@ TURNS_OF_FP16 = 6
 """Turns of a tile from which on it is tried in fp16: shorter ones take as long, or longer."""
 MISALIGNED = {"s": 88e-9, "c": 47e-9}
 """Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
-LAUNCH = 6.2e-6, 7.2e-6  # of the launch, until a first tile's products begin, and its store
+LAUNCH = 6.2e-6, 7.8e-6  # of the launch, until a first tile's products begin, and its store
 STORED = 1e10  # bytes a second that a compute unit stores while all do
 TICKET = 0.7e-6  # until a work-group knows that it is the last of its tile, and ...
 GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...

@@ -6,8 +6,8 @@ they lie, splits them as it goes along, and multiplies: half of its warps do the
 other, at the same time.
 
 Nothing is known of the operands before they are split.  So a slot, 32 deep, is split into two fp16
-as if its floats fitted, scaled by powers of two that those before were scaled by; it is left out of
-the products if one does not, and split anew into three bf16, whose exponents are a float's: six
+as if its floats fitted, scaled by powers of two for those of a first slot; it is left out of the
+products if one does not, and split anew into three bf16, whose exponents are a float's: six
 products instead of three.  See fp16.cl.
 
 *fp16x3.*  The derivation in nv_split/family.py holds with tau = 2^-22 for all k: a float that,

@@ -4,10 +4,10 @@
 // it is 0 or lies in [2^-14, 65504] (nv_split/family.py, with tau = 2^-22).  So all floats of X in a slot
 // are multiplied by one power of two, those of Y by another one.
 //
-// A sample of the first slot chooses the powers.  While producers split they see whether all floats fit.
-// If one does not, that slot is left out of the products.  After some slots, a batch, producers meet; they
-// fill a slot of bf16 for each that was left out, and choose powers for its floats.  Where too many were,
-// or the sample is too wide, the work-group's other slots are all of bf16.
+// The floats of a work-group's first slot that is not zero choose the powers, or bf16 if they are too far
+// apart.  While producers split they see whether all floats of a slot fit.  If one does not, that slot is
+// left out of the products.  After some slots, a batch, producers meet, and fill a slot of bf16 for each
+// that was left out.  Once many were, all other slots are of bf16.
 
 #ifndef TAKES_FP16
 #define TAKES_FP16 0  // 1: k is deep enough for the bound, and for fp16 to pay
@@ -15,22 +15,24 @@
 #define LEAST_FP16 0x1p-14f
 #define MOST_FP16 0x7bff  // bits of 65504, beside which there is infinity
 #define TARGET 12         // exponent that the largest float gets: others may be eight times as large
+#define SMALLER 0x1p-4f   // of the least float that chooses, what is to fit, too
 #define MOST_POWER 57     // 2^-11 over two of them is a normal float
-#define LEAST_BATCH 8     // slots of the first batch, and of those after one that failed; others ...
-#define MOST_BATCH 32     // ... have twice as many as the one before
-#define MOST_FAILED 2     // batches, of which more than a quarter was left out, until fp16 is given up
-#define MOST_SPREAD 22    // binary orders that a sample of fp16 spans
+// Slots of a batch: as many as were filled before, at least and at most.
+#define LEAST_BATCH 8
+#define MOST_BATCH 32
+// Whether so many are left out, of those filled, that bf16 takes less time.
+#define ARE_MANY(left_out, filled) ((left_out) > 1 + (filled) / 16)
 
 // What producers tell those that multiply, and each other.
 typedef struct {
     float factor[STAGES];  // that the products of a slot are multiplied by; 0: they are of bf16
     int left_out[STAGES];  // the number of the slot, if it is to be left out
     uint misfits[3];       // bits of slots, of the last three batches in turn
-    uint largest[2];       // floats of X and Y that did not fit
+    uint extremes[4];      // of slots that choose: largest floats of X and Y, the least ones inverted
 } Marks;
 
 typedef struct {
-    float x, y;  // powers of two; 0: none was chosen yet
+    float x, y;  // powers of two
 } Scales;
 
 // What was seen of a slot's floats.
@@ -73,38 +75,29 @@ INLINE uint largest_of(const float x[8], uint largest)
     return largest;
 }
 
-// The larger real of an element, likewise.
-INLINE uint magnitude(ELEM x)
-{
-#if IS_COMPLEX
-    return max(as_uint(x.x) & 0x7fffffffu, as_uint(x.y) & 0x7fffffffu);
-#else
-    return as_uint(x) & 0x7fffffffu;
-#endif
-}
-
-// Whether magnitudes, the largest one and the inverted least one that is not 0, are too far apart.
-INLINE int is_too_wide(uint largest, uint inverted)
-{
-    return inverted && exponent_of(largest) - exponent_of(~inverted) > MOST_SPREAD;
-}
-
 INLINE float power_for(uint largest)
 {
     const int wish = TARGET - (largest ? exponent_of(largest) : 0);
     return as_float((uint)(min(max(wish, -MOST_POWER), MOST_POWER) + 127) << 23);
 }
 
-// Powers for the largest floats that all producers have seen.
-INLINE Scales scales_for(uint2 largest, volatile __local Marks *marks)
+// Choose powers for what all producers saw of a slot: the largest floats of X and Y, as bits without the
+// sign, and the least ones, as in Seen; and whether fp16 holds floats like them.  Returned is whether there
+// are any.
+INLINE int choose_scales(Scales *scales, int *fits, uint2 largest, uint2 least,
+                         volatile __local Marks *marks)
 {
-    const int item = work_item() - 256;
-    atomic_max(marks->largest, largest.x);
-    atomic_max(marks->largest + 1, largest.y);
+    leave_largest(marks->extremes, largest.x);
+    leave_largest(marks->extremes + 1, largest.y);
+    leave_largest(marks->extremes + 2, ~least.x);
+    leave_largest(marks->extremes + 3, ~least.y);
     producers_sync();
-    const Scales scales = {power_for(marks->largest[0]), power_for(marks->largest[1])};
-    producers_sync();
-    if (item < 2)
-        marks->largest[item] = 0;  // they meet before the next ones come
-    return scales;
+    const uint x = marks->extremes[0], y = marks->extremes[1];
+    const uint least_x = ~marks->extremes[2], least_y = ~marks->extremes[3];
+    producers_sync();  // another slot may choose
+    scales->x = power_for(x);
+    scales->y = power_for(y);
+    *fits = x && y && as_float(x) * scales->x < 0x1p15f && as_float(y) * scales->y < 0x1p15f &&
+            !is_below_fp16(least_x, scales->x * SMALLER) && !is_below_fp16(least_y, scales->y * SMALLER);
+    return x && y;
 }

@@ -140,8 +140,8 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
         least[item] = 0xffffffffu;
     if (item < STAGES)
         marks.left_out[item] = -1;
-    if (item < 2)
-        marks.largest[item] = 0;
+    if (item < 4)
+        marks.extremes[item] = 0;
     if (item < 3)
         marks.misfits[item] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -174,10 +174,9 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
         for (int turns = t.turns; turns > 0; turns--) {
             NEXT_FULL();
             const float factor = TAKES_FP16 ? marks.factor[turn.stage] : 0;
-            const int is_left_out =
-                TAKES_FP16 ? any_of_warp(marks.left_out[turn.stage] == taken) : 0;
-            turns += is_left_out;  // there comes another one for it
-            if (idle || is_left_out) {
+            const int skip = TAKES_FP16 ? any_of_warp(marks.left_out[turn.stage] == taken) : 0;
+            turns += skip;  // there comes another one for it
+            if (idle || skip) {
                 GIVE_BACK();
             } else {
                 const uint at = first_slot + turn.stage * SLOT;

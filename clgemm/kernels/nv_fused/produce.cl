@@ -37,13 +37,8 @@
 #define LAST_Y(DO) DO(y, 0)
 #endif
 #define EACH(DO) EACH_X(DO) EACH_OTHER_Y(DO) LAST_Y(DO)
-// The same of chunks that this producer has.
-#define EACH_OWN(DO)                                                                           \
-    EACH_X(DO)                                                                                 \
-    EACH_OTHER_Y(DO)                                                                           \
-    if (has_last) {                                                                            \
-        LAST_Y(DO)                                                                             \
-    }
+// Whether this producer has a chunk: known to the compiler but for the last one.
+#define HAS(s, u) (!is_##s || (u) < CHUNKS_Y - 1 || has_last)
 
 // Number u of this producer's chunks of an operand with so many rows of elements: row and place in it.
 #define ROW_OF(u, rows, how)                                                                   \
@@ -73,38 +68,47 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
 // What was read of it: nothing yet, nothing any more (it would take registers where slots are filled anew).
 #define UNREAD(s, u) Raw raw_##s##u = nothing;
 #define FORGET(s, u) raw_##s##u = nothing, at_##s##u = 0;
-// Read it, and go on by step_s.
+// Read it, if there is more, and go on by step_s.
 #define FETCH(s, u)                                                                            \
-    raw_##s##u = fetch(at_##s##u, pitch_##s, how_##s);                                         \
+    fetch(HAS(s, u) && (!IS_COMPLEX || more), &raw_##s##u, at_##s##u, pitch_##s, how_##s);     \
     at_##s##u += step_##s;
 #define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
-// Take a chunk from where it was read to, start to read what `next` says, and keep the first one.
-#define TAKE(s, u, raw, late, next, KEEP)                                                      \
+// Take a chunk from where it was read to, split it, start to read the next one to there, and keep parts.
+#define TAKE(s, u, raw, late, SPLIT, next, count)                                              \
     {                                                                                          \
         float v[8];                                                                            \
+        uint parts[3][4];                                                                      \
         reals_of(v, raw, late);                                                                \
+        SPLIT(s, u)                                                                            \
         next                                                                                   \
-        KEEP(s, u)                                                                             \
+        if (HAS(s, u))                                                                         \
+            keep_parts(slot + to_##s##u, parts, count, height_##s, is_##s, conj_##s);          \
     }
-#define IN_BF16(s, u)                                                                          \
+#define INTO_BF16(s, u)                                                                        \
     least.s = least_of(v, least.s);                                                            \
-    keep_bf16(slot + to_##s##u, v, height_##s, is_##s, conj_##s);
-#define IN_FP16(s, u)                                                                          \
+    split_bf16(v, parts);
+#define INTO_FP16(s, u)                                                                        \
     seen.least.s = least_doubled(v, seen.least.s);                                             \
-    seen.most =                                                                                \
-        keep_fp16(slot + to_##s##u, v, scales.s, height_##s, is_##s, conj_##s, seen.most);
-#define SEE_LARGEST(s, u) largest.s = largest_of(v, largest.s);
-#define IN_BF16_AND_SEE(s, u) SEE_LARGEST(s, u) IN_BF16(s, u)
-// A chunk that was fetched, while the next one is.
+    seen.most = split_scaled(v, scales.s, parts, seen.most);
+// One that was fetched, while the next one is.
 #define FETCHED(s, u) raw_##s##u, LATE(s, u)
-#define TAKE_FETCHED(s, u, raw_and_late, next, KEEP) TAKE(s, u, raw_and_late, next, KEEP)
-#define TAKE_BF16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), FETCH(s, u), IN_BF16)
-#define TAKE_FP16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), FETCH(s, u), IN_FP16)
-// The same of a slot that nothing was fetched of.
+#define TAKE_FETCHED(s, u, raw_and_late, SPLIT, count)                                         \
+    TAKE(s, u, raw_and_late, SPLIT, FETCH(s, u), count)
+#define TAKE_BF16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), INTO_BF16, 3)
+#define TAKE_FP16(s, u) TAKE_FETCHED(s, u, FETCHED(s, u), INTO_FP16, 2)
+// One of a slot that nothing was fetched of.
 #define FETCH_REST(s, u)                                                                       \
     const Raw rest_##s##u = fetch_rest(start_of_##s(u, p), hop_##s, c_##s##u, inside);
-#define TAKE_REST_BF16(s, u) TAKE(s, u, rest_##s##u, 0, , IN_BF16_AND_SEE)
-#define TAKE_REST_FP16(s, u) TAKE(s, u, rest_##s##u, 0, , IN_FP16)
+#define TAKE_REST_BF16(s, u) TAKE(s, u, rest_##s##u, 0, INTO_BF16, , 3)
+#define TAKE_REST_FP16(s, u) TAKE(s, u, rest_##s##u, 0, INTO_FP16, , 2)
+// See one that stays fetched.
+#define SEE(s, u)                                                                              \
+    {                                                                                          \
+        float v[8];                                                                            \
+        reals_of(v, raw_##s##u, LATE(s, u));                                                   \
+        largest.s = largest_of(v, largest.s);                                                  \
+        seen.least.s = least_doubled(v, seen.least.s);                                         \
+    }
 
 // Whether a producer has the last of its chunks of Y: known to the compiler where all have.
 INLINE int has_last_chunk(int item)
@@ -123,8 +127,8 @@ INLINE void leave_least(volatile __local uint *leasts, uint2 least)
 
 // What was seen of floats that were read.
 typedef struct {
-    Seen seen;             // of fp16
-    uint2 largest, least;  // of X and Y, of bf16
+    Seen seen;    // of fp16
+    uint2 least;  // of X and Y, of bf16
 } Found;
 
 // A slot of task t from element p of k on, of which so many are inside, read element by element.
@@ -136,46 +140,23 @@ INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global c
     const int has_last = has_last_chunk(item);
     const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
     Seen seen = {0, (uint2)(0xffffffffu)};
-    uint2 largest = (uint2)(0), least = (uint2)(0xffffffffu);
+    uint2 least = (uint2)(0xffffffffu);
     EACH(PLACE)
     EACH(FETCH_REST)
     if (is_fp16) {
-        EACH_OWN(TAKE_REST_FP16)
+        EACH(TAKE_REST_FP16)
     } else {
-        EACH_OWN(TAKE_REST_BF16)
+        EACH(TAKE_REST_BF16)
     }
-    const Found found = {seen, largest, least};
+    const Found found = {seen, least};
     return found;
 }
 
-// One of 32 elements of X and of Y each, as magnitudes.
-INLINE uint2 sample_of(const Gemm *g, Task t, __global const ELEM *a, __global const ELEM *b, int p,
-                       int lane)
-{
-    const Operand ox = operand_of(g, a, b, 0, t.entry), oy = operand_of(g, a, b, 1, t.entry);
-    const long x = (long)t.x * BX + lane * (ROWS_X / 32), y = (long)t.y * ROWS_Y + lane * (ROWS_Y / 32);
-    return (uint2)(magnitude(*(__global const ELEM *)start_of(&ox, x, 0, p)),
-                   magnitude(*(__global const ELEM *)start_of(&oy, y, 0, p)));
-}
-
-// Powers for a sample of the slot from element p of k on, the same one in all warps, which need not meet.
-INLINE Scales scales_of_sample(const Gemm *g, Task t, __global const ELEM *a, __global const ELEM *b,
-                               int p, int *is_wide)
-{
-    uint4 most = (uint4)(0);
-    FOR_EACH_LANE(lane)
-    {
-        const uint2 m = sample_of(g, t, a, b, p, lane);
-        most = max(most, (uint4)(m, m.x ? ~m.x : 0, m.y ? ~m.y : 0));
-    }
-    most = (uint4)(warp_max(most.x), warp_max(most.y), warp_max(most.z), warp_max(most.w));
-    *is_wide = is_too_wide(most.x, most.z) || is_too_wide(most.y, most.w);
-    const Scales scales = {power_for(most.x), power_for(most.y)};
-    return scales;
-}
-
-// The last slice is read once more instead of one beyond.
-#define STEP(s, more) step_##s = (more) ? whole_##s : 0;
+// Whether there are so many slices.  The last one is read once more instead of one beyond.
+#define MORE(slices)                                                                           \
+    const int more = wholes >= (slices);                                                       \
+    const ulong step_x = wholes > (slices) ? whole_x : 0;                                      \
+    const ulong step_y = wholes > (slices) ? whole_y : 0;
 #define NEXT_SLOT()                                                                            \
     mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
     __local uchar *slot = slots + turn.stage * SLOT;
@@ -198,6 +179,12 @@ INLINE Scales scales_of_sample(const Gemm *g, Task t, __global const ELEM *a, __
         atomic_or(marks->misfits + batches % 3, 1u << (bit));                                  \
     }
 
+// Whether all bits of so many from the first one on are set.
+INLINE int are_all_from_one_on(uint bits, int count)
+{
+    return bits && (ulong)bits + (bits & -bits) == (ulong)1 << count;
+}
+
 INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     __global const ELEM *b, __local uchar *slots, uint full, uint empty,
                     __local uint *leasts, volatile __local Marks *marks)
@@ -206,8 +193,9 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
     const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
     EACH(PLACE)
-    Scales scales = {0, 0};
-    int filled = 0, batches = 0, batch = LEAST_BATCH, failed = 0;
+    Scales scales = {1, 1};
+    int filled = 0, batches = 0, left_out = 0;
+    int is_known = !TAKES_FP16, fits = 0;  // whether fp16 holds the floats
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
 #pragma unroll 1
     for (int number = 0;; number++) {
@@ -223,31 +211,31 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
         EACH(NOWHERE)
 #pragma unroll 1
         for (int done = 0; done < t.turns;) {
-            ulong STEP(x, wholes > 1)
-            ulong STEP(y, wholes > 1)
             if (!is_fetched && wholes > 0) {
                 const Operand ox = operand_of(g, a, b, 0, t.entry);
                 const Operand oy = operand_of(g, a, b, 1, t.entry);
                 const int p = before + done * (DEPTH / CE);
                 EACH(START)
-                EACH_OWN(FETCH)
+                MORE(1)
+                EACH(FETCH)
                 is_fetched = 1;
             }
-            if (TAKES_FP16 && scales.x == 0) {
-                int is_wide;
-                scales = scales_of_sample(g, t, a, b, before, &is_wide);
-                failed = is_wide ? MOST_FAILED : 0;
+            if (!is_known && wholes > 0) {
+                Seen seen = {0, (uint2)(0xffffffffu)};
+                uint2 largest = (uint2)(0);
+                EACH(SEE)
+                is_known = choose_scales(&scales, &fits, largest, seen.least, marks);
             }
-            const int is_fp16 = TAKES_FP16 && failed < MOST_FAILED, begin = done;
-            const int end = is_fp16 ? min(done + batch, t.turns) : t.turns;
+            const int is_fp16 = TAKES_FP16 && fits, begin = done;
+            const int batch = min(max(filled, LEAST_BATCH), MOST_BATCH);
+            const int end = min(done + (is_fp16 ? batch : is_known ? t.turns : 1), t.turns);
             if (is_fp16) {
 #pragma unroll 1
                 for (; done < end && wholes > 0; done++, wholes--) {
                     Seen seen = {0, (uint2)(0xffffffffu)};
                     NEXT_SLOT()
-                    STEP(x, wholes > 2)
-                    STEP(y, wholes > 2)
-                    EACH_OWN(TAKE_FP16)
+                    MORE(2)
+                    EACH(TAKE_FP16)
                     LEAVE_OUT_MISFITS(seen, done - begin)
                     FILLED(factor_of(scales), done + 1 == t.turns)
                 }
@@ -255,15 +243,13 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
 #pragma unroll 1
                 for (; done < end && wholes > 0; done++, wholes--) {
                     NEXT_SLOT()
-                    STEP(x, wholes > 2)
-                    STEP(y, wholes > 2)
-                    EACH_OWN(TAKE_BF16)
+                    MORE(2)
+                    EACH(TAKE_BF16)
                     FILLED(0, done + 1 == t.turns)
                 }
             }
             // Less than a slot of k may be left; then what did not fit is filled anew, in bf16.
-            uint left = done < end, misfits = 0;
-            uint2 largest = (uint2)(0);
+            uint left = done < end;
             int first = done;
             done = end;
 #pragma unroll 1
@@ -275,7 +261,6 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     NEXT_SLOT()
                     const Found found = fill_anew(g, t, a, b, slot, p,
                                                   min(before + within - p, DEPTH / CE), in_fp16, scales);
-                    largest = max(largest, found.largest);
                     least = min(least, found.least);
                     if (in_fp16)
                         LEAVE_OUT_MISFITS(found.seen, at - begin)
@@ -286,19 +271,19 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 if (!in_fp16)
                     break;
                 producers_sync();
-                left = misfits = marks->misfits[batches % 3];
+                left = marks->misfits[batches % 3];
                 if (item == 0)
                     marks->misfits[(batches + 2) % 3] = 0;  // all have read those of the batch before
                 batches++;
                 first = begin;
+                left_out += popcount(left);
+                fits = !ARE_MANY(left_out, filled);
+                if (!fits && are_all_from_one_on(left, end - begin)) {
+                    done = begin + 31 - (int)clz(left & -left);  // so the others are filled from there on
+                    wholes = within / (DEPTH / CE) - done;
+                    left = is_fetched = 0;
+                }
             }
-            if (is_fp16) {
-                const int fails = (int)popcount(misfits) * 4 > end - begin;
-                failed = fails ? failed + 1 : 0;
-                batch = fails ? LEAST_BATCH : min(2 * batch, MOST_BATCH);
-            }
-            if (misfits)
-                scales = scales_for(largest, marks);
         }
     }
 }

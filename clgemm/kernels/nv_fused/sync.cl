@@ -21,15 +21,13 @@ INLINE void producers_sync(void)
     asm volatile("bar.sync 2, 256;" ::: "memory");
 }
 
-// Once, as the lane that a work-item is.
-#define FOR_EACH_LANE(lane) for (int lane = work_item() & 31, once = 1; once; once = 0)
-
-// The largest of a warp's.
-INLINE uint warp_max(uint x)
+// Keep the largest of a warp's and of what is there.  The whole warp calls it.
+INLINE void leave_largest(volatile __local uint *at, uint x)
 {
     uint most;
     asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x) : "memory");
-    return most;
+    if ((work_item() & 31) == 0)
+        atomic_max(at, most);
 }
 
 // Whether a work-item of the warp says so.  The compiler knows that all of them get the same answer, and
