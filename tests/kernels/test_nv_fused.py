@@ -419,6 +419,8 @@ def with_contents(a, b, contents):
         for slot, is_x, x in EDGE:
             at = slot * 32 // (1 + np.iscomplexobj(a))
             (b.T if is_x else a)[0, at : at + 1] = x  # nothing, behind k
+    elif k % 2:
+        b *= np.float32(2.0**100)
     else:
         a[:, :: k // 4] *= np.float32(2.0**100)
         b *= np.float32(2.0**-100)
