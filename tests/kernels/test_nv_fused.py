@@ -261,7 +261,7 @@ class Slots:
 
     def __init__(self, strips, depth, *, in_fp16):
         self.strips, self.depth = strips, depth
-        self.is_chosen, self.in_fp16, self.powers = not in_fp16, False, None
+        self.is_known, self.in_fp16, self.powers = not in_fp16, False, None
         self.seen = []  # slots that chose
         self.count = self.left_out = 0
 
@@ -274,7 +274,7 @@ class Slots:
         for number, (tile, first, last) in enumerate(tasks):
             left = list(range(first * SLICE, min(last * SLICE, self.depth), 32))
             while left:
-                if not self.is_chosen and left[0] + 32 <= self.depth:
+                if not self.is_known and left[0] + 32 <= self.depth:
                     self.choose(tile, left[0])
                 slots = self.fp16(tile, left) if self.in_fp16 else self.bf16(left)
                 for at, powers, is_left_out in slots:
@@ -287,10 +287,10 @@ class Slots:
     def choose(self, tile, at):
         self.seen.append(self.slot(tile, at))
         self.powers, self.in_fp16 = choice(list(zip(*self.seen, strict=True)))
-        self.is_chosen = self.powers is not None
+        self.is_known = self.powers is not None
 
     def bf16(self, left):
-        now = left[:] if self.is_chosen else left[:1]
+        now = left[:] if self.is_known else left[:1]
         del left[: len(now)]
         yield from ((at, None, False) for at in now)
 
@@ -363,8 +363,8 @@ def check_slots(strips, tasks, slots, least, marks):
     depth, height_y = strips.reals[0].shape[1], strips.heights[1]
     in_fp16, order = depth > 160, np.array(stored_order(height_y))
     lowest, count = np.full_like(least, 0xFFFFFFFF), 0
-    slots_filled = Slots(strips, depth, in_fp16=in_fp16).fill(tasks)
-    for number, tile, at, powers, is_left_out in slots_filled:
+    model = Slots(strips, depth, in_fp16=in_fp16)
+    for number, tile, at, powers, is_left_out in model.fill(tasks):
         x, y = (rows[:, at : at + 32] for rows in strips.rows(tile))
         if not is_left_out:
             inside = strips.places(tile)[1] * height_y + order < len(strips.reals[1])
@@ -384,14 +384,10 @@ def check_slots(strips, tasks, slots, least, marks):
 
 LAYOUTS = ["NN", "TN", "NT", "TT", "RC", "CR"]
 CONTENTS = ["tiny", "jump", "huge", "edge", "spread", "zeros", "graded"]
-EDGE = [
-    (0, 0, 2.0**-23),
-    (0, 1, 2.0**-23),
-    (1, 0, 2.0**-27),
-    (2, 0, 2.0**-27 * (1 - 2.0**-24)),
-    (4, 1, 7.99804),
-]
-EDGE += [(9, 1, 7.998047), (10, 1, 2.0**-27)]
+EDGE = (
+    (0, 0, 2.0**-23), (0, 1, 2.0**-23), (1, 0, 2.0**-27), (2, 0, 2.0**-27 * (1 - 2.0**-24)),
+    (4, 1, 7.99804), (9, 1, 7.998047), (10, 1, 2.0**-27),
+)  # fmt: skip
 """Slots of which a float of Y or X just fits fp16, or does not, where the largest is below 1."""
 
 

@@ -34,7 +34,7 @@ INLINE ELEM element_at(Bytes at, uint pitch, int q)
     return *(__global const ELEM *)(at + (ulong)pitch * q);
 }
 
-// Two pairs, or four reals, if they are wanted; else v stays what it is.
+// Two pairs, or four reals that follow each other, if they are wanted; else v stays what it is.
 #if NVIDIA_PTX
 #define IF_WANTED "{ .reg .pred p; setp.ne.s32 p, %4, 0; "
 #define TO_V "+f"(v->x), "+f"(v->y), "+f"(v->z), "+f"(v->w) : "r"(wanted)
@@ -67,6 +67,7 @@ INLINE void load_vector_if(int wanted, float4 *v, Bytes at)
 //
 // Of complex elements each load may leave its registers as they are.  So the compiler has to load to
 // those of the chunk before.  Else it loads to others and copies, and who copies waits for the load.
+// Of reals, that have more loads, it would keep some in memory instead, which takes longer.
 INLINE void fetch(int wanted, Raw *r, Bytes at, uint pitch, const int how)
 {
     // A vector that holds one of the chunk's reals may be read: memory ends at no other place.

@@ -5,10 +5,10 @@ thin products take as long as the products themselves.  Here each work-group rea
 they lie, splits them as it goes along, and multiplies: half of its warps do the one, half the
 other, at the same time.
 
-Nothing is known of the operands before they are split.  So a slot, 32 deep, is split into two fp16
-as if its floats fitted, scaled by powers of two for those of a first slot; it is left out of the
-products if one does not, and split anew into three bf16, whose exponents are a float's: six
-products instead of three.  See fp16.cl.
+Nothing is known of the operands before they are split.  So the floats of a first slot choose powers
+of two that scale all, and a slot, 32 deep, is split into two fp16 as if its floats fitted.  It is
+left out of the products if one does not, and split anew into three bf16, whose exponents are a
+float's: six products instead of three.  See fp16.cl.
 
 *fp16x3.*  The derivation in nv_split/family.py holds with tau = 2^-22 for all k: a float that,
 scaled, is 0 or 2^-14 and more has |d| <= tau |x|.  Products lose (2 tau + 2^-22) |x y|, 12 u, and

@@ -82,8 +82,8 @@ INLINE float power_for(uint largest)
 }
 
 // Choose powers for what all producers saw of a slot: the largest floats of X and Y, as bits without the
-// sign, and the least ones, as in Seen; and whether fp16 holds floats like them.  Returned is whether there
-// are any.
+// sign, and the least ones, as in Seen; and tell whether fp16 holds floats like them: the largest ones are
+// too large only beyond MOST_POWER.  Returned is whether there are floats of both that are not 0.
 INLINE int choose_scales(Scales *scales, int *fits, uint2 largest, uint2 least,
                          volatile __local Marks *marks)
 {

@@ -161,7 +161,7 @@ INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global c
     mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
     __local uchar *slot = slots + turn.stage * SLOT;
 // With the last slot go the least floats.
-#define FILLED(multiplied_by, is_last)                                                        \
+#define FILLED(multiplied_by, is_last)                                                         \
     if (TAKES_FP16 && item == 0)                                                               \
         marks->factor[turn.stage] = multiplied_by;                                             \
     if (is_last)                                                                               \
@@ -174,7 +174,7 @@ INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global c
     filled++;
 // Have a slot with floats that do not fit left out, and filled anew.
 #define LEAVE_OUT_MISFITS(seen, bit)                                                           \
-    if (is_beyond_fp16(seen, scales)) {                                                            \
+    if (is_beyond_fp16(seen, scales)) {                                                        \
         marks->left_out[turn.stage] = filled;                                                  \
         atomic_or(marks->misfits + batches % 3, 1u << (bit));                                  \
     }
