@@ -8,12 +8,11 @@ from entry to entry, so that the next one is on its way while one is multiplied.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, ClassVar
 
 from clgemm.kernels.batched.plan import Cut
 from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of, round_up
-from clgemm.kernels.gpu_tiled.tiling import known_seconds, vector_width
+from clgemm.kernels.gpu_tiled.tiling import stack_seconds, vector_width
 from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 from clgemm.problem import ALIGNMENT
 
@@ -35,10 +34,6 @@ WASTED, WASTED_DEPTH = 1.75, 40
 """Beside nv_dmma, which computes whole tiles: how many times C they must cover, and what depth of k
 adds one to that.  Of 56 drawn stacks two took more than a tenth longer so on an H100."""
 DMMA_TILE = 32  # real rows, and columns, of its smallest tile
-TILED_LAUNCH = 6.4e-6
-"""Seconds that gpu_tiled takes for a stack beside what it does itself estimate, and what memory
-takes, if it reads element by element.  Fitted to 99 drawn stacks on an H100, like the next."""
-TILED_BYTES = 2.9e12  # a second, from and to memory
 MOST_DEPTH = 256  # of k
 MOST_MICRO_BYTES = 512  # accumulators beyond this spill to memory
 BEST = {
@@ -79,7 +74,7 @@ class Batched(KernelFamily):
         if max(problem.m, problem.n) > MOST_CUT:
             return False
         cut = Cut(traits, problem, self.default(traits, precision))
-        return cut.seconds < _tiled_seconds(traits, problem)
+        return cut.seconds < stack_seconds(traits, problem)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the micro-tile, the work-group and what it may have of local memory."""
@@ -124,14 +119,6 @@ class Batched(KernelFamily):
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """One launch."""
         return Cut(traits, problem, config).plan()
-
-
-def _tiled_seconds(traits: DeviceTraits, g: Gemm) -> float:
-    """Estimate what gpu_tiled takes for a stack of which it reads element by element."""
-    entries_a, entries_b = (g.batch if stride else 1 for stride in (g.stride_a, g.stride_b))
-    elements = g.m * g.k * entries_a + g.k * g.n * entries_b + g.m * g.n * g.batch
-    memory = elements * precision_of(g).itemsize / TILED_BYTES
-    return TILED_LAUNCH + math.hypot(known_seconds(traits, g), memory)
 
 
 def _is_small(traits: DeviceTraits, g: Gemm) -> bool:

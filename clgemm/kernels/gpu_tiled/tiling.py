@@ -43,6 +43,10 @@ LEAST_RATED = 192  # extent of C, and k, from which on large tiles are neither e
 ENDS = 2  # slices that a macro-tile takes longer, for its first one and for its store
 OVERLAP = 4  # the norm that combines what a unit's work-groups have to do with what one waits for
 MORE_PARTS = (1, *PARTS[:4], 5, 7, *PARTS[4:], 10, 14, 20)  # of k, for tiles of `KNOWN`
+STACK_LAUNCH = 6.4e-6
+"""Seconds that a stack takes beside what `known_seconds` says and what memory takes.  Fitted to 99
+drawn stacks of single precision that are read element by element, on an H100, like the next."""
+STACK_BYTES = 2.9e12  # a second, from and to memory
 
 
 class Rated(NamedTuple):
@@ -171,6 +175,11 @@ def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
 def known_seconds(traits: DeviceTraits, g: Gemm) -> float:
     """Estimate what a problem takes with a known tile; infinite if it gets another one."""
     return _best_known(traits, g, USUAL)[1] if _is_known(traits, g, USUAL["VG"]) else math.inf
+
+
+def stack_seconds(traits: DeviceTraits, g: Gemm) -> float:
+    """Estimate the same of a stack, with its launch and with what memory takes."""
+    return STACK_LAUNCH + math.hypot(known_seconds(traits, g), g.operand_bytes / STACK_BYTES)
 
 
 def _is_known(traits: DeviceTraits, g: Gemm, widest: int) -> bool:

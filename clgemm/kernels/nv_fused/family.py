@@ -57,7 +57,7 @@ from clgemm.kernels.family import (
     precision_defines,
     precision_of,
 )
-from clgemm.kernels.gpu_tiled.tiling import known_seconds
+from clgemm.kernels.gpu_tiled.tiling import known_seconds, stack_seconds
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
@@ -108,19 +108,14 @@ class NvFused(KernelFamily):
         return False
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
-        """Claim what it is estimated to compute before other families, but no stacks."""
+        """Claim what it is estimated to compute before other families."""
         depth = reals(problem)[2]
         is_short = precision_of(problem).is_complex and depth < 2 * LEAST_CLAIMED
         least = LEAST_SHORT if is_short else LEAST_FLOPS
-        if problem.batch > 1 or problem.flops < least or depth < LEAST_CLAIMED:
-            return False
-        if not self.accepts(problem):
+        if problem.flops < least or depth < LEAST_CLAIMED or not self.accepts(problem):
             return False
         units = traits.compute_units
-        others = [known_seconds(traits, problem) + TILED_LAUNCH]
-        if SPLIT.accepts(problem):
-            others.append(estimate.split_seconds(problem, units))
-        return estimate.best_way(problem, LARGEST, units).seconds < min(others)
+        return estimate.seconds(problem, LARGEST, units) < _others_seconds(traits, problem)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the rows of Y of the largest tile allowed."""
@@ -187,3 +182,11 @@ class NvFused(KernelFamily):
         is_cut = way.whole < tiles
         scratch = is_cut * 2 * way.groups * tile.bx * tile.by * 4
         return Plan((step,), scratch, takes_tickets=is_cut)
+
+
+def _others_seconds(traits: DeviceTraits, g: Gemm) -> float:
+    """Estimate what the family takes that would be the first of others, as far as is known."""
+    tiled = stack_seconds(traits, g) if g.batch > 1 else known_seconds(traits, g) + TILED_LAUNCH
+    if not SPLIT.accepts(g):
+        return tiled
+    return min(tiled, estimate.split_seconds(g, traits.compute_units))

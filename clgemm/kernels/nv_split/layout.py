@@ -104,6 +104,11 @@ class Grid(NamedTuple):
     scratch_bytes: int
 
 
+def copies(problem: Gemm) -> tuple[int, int]:
+    """Count the matrices X and Y of a stack, of which one that all share is packed once."""
+    return problem.batch if problem.stride_b else 1, problem.batch if problem.stride_a else 1
+
+
 def reals(problem: Gemm) -> tuple[int, int, int]:
     """Give rows of X, rows of Y and depth of the real problem."""
     ce = 2 if PRECISIONS[problem.precision].is_complex else 1
@@ -225,8 +230,7 @@ def lay_out(problem: Gemm, tile: Tile, workers: int) -> Grid:
     depth = reals(problem)[2]
     slices = -(-depth // SLICE)
     strips_x, strips_y, thin = tiles_of(problem, tile)
-    copies_x = problem.batch if problem.stride_b else 1
-    copies_y = problem.batch if problem.stride_a else 1
+    copies_x, copies_y = copies(problem)
     rows_x, rows_y = copies_x * strips_x * tile.bx, copies_y * strips_y * tile.by
     schedule = share(problem, tile, workers)
     short = is_short(problem)
