@@ -10,6 +10,7 @@ import reference
 from helpers import CPU, GPU, pairwise
 
 from clgemm.kernels import BY_NAME
+from clgemm.kernels.batched.runs import Runs
 from clgemm.kernels.family import Config
 from clgemm.layouts import address_of
 from clgemm.problem import ALIGNMENT, PRECISIONS, Gemm, Operand, describe
@@ -28,8 +29,8 @@ def gemm(m, n, k, code="s", batch=10_000, **more):
 
 
 def defines(g, **changes):
-    """Plan and give the step and its defines."""
-    config = dict(FAMILY.default(TRAITS, PRECISIONS[g.precision]).params) | changes
+    """Plan, without runs, and give the step and its defines."""
+    config = dict(FAMILY.default(TRAITS, PRECISIONS[g.precision]).params) | {"RUNS": 0} | changes
     (step,) = FAMILY.plan(TRAITS, g, Config.of("batched", config)).steps
     return step, dict(step.kernel.defines)
 
@@ -127,6 +128,7 @@ def test_large_matrices_are_computed_in_tiles():
     ],
 )  # fmt: skip
 def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):
+    g = g._replace(lda=g.lda + 4)  # a gap: no runs
     assert FAMILY.claims(TRAITS, g) is claimed
     assert not FAMILY.claims(CPU, g)
     assert not FAMILY.claims(replace(TRAITS, fp64=False), g._replace(precision="d"))
@@ -143,6 +145,7 @@ def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):
     ],
 )  # fmt: skip
 def test_estimates_decide_about_stacks_that_are_read_element_by_element(g, claimed):
+    g = g._replace(lda=g.lda + 1)
     assert FAMILY.claims(TRAITS, g) is claimed
     assert FAMILY.claims(TRAITS, g._replace(batch=16)) is False
 
@@ -158,11 +161,113 @@ def test_estimates_decide_about_stacks_that_are_read_element_by_element(g, claim
 def test_claims_less_beside_tensor_cores_of_double_precision(m, n, k, in_real, in_complex):
     """Where these compute little that C has not, and the more the longer k is."""
     for code, claimed in (("d", in_real), ("z", in_complex)):
-        g = gemm(m, n, k)._replace(precision=code)
+        g = gemm(m, n, k)._replace(precision=code, lda=m + 2)
         assert FAMILY.claims(TRAITS, g) is claimed
         for others in ((7, 5), (8, 6)):
             traits = replace(TRAITS, compute_capability=others)
             assert FAMILY.claims(traits, g) is (max(m, n) <= 64)
+
+
+# Microseconds of an H100, and by the families that had computed it.
+@pytest.mark.parametrize(
+    ("g", "claimed"),
+    [
+        (gemm(43, 89, 19, batch=8915, trans_a=True, lda=19), True),  # 89, 176
+        (gemm(125, 84, 11, batch=7003, trans_b=True, ldb=84), True),  # 140, 272
+        (gemm(80, 43, 19, "c", 3851, trans_a=True, lda=19), True),  # 83, 134
+        (gemm(56, 46, 33, "d", 3615, trans_a=True, lda=33, trans_b=True, ldb=46), True),  # 65, 82
+        (gemm(76, 64, 36, batch=7949), True),  # 122, 169
+        (gemm(64, 64, 64, batch=572, trans_b=True, ldb=64), False),  # 16.3, 14.6: nothing is wasted
+        (gemm(97, 87, 41, batch=100), False),  # units would have nothing to do
+        (gemm(43, 89, 190, trans_a=True, lda=190), False),  # too large for the local memory
+    ],
+)
+def test_claims_what_it_reads_as_runs(g, claimed):
+    assert FAMILY.claims(TRAITS, g) is claimed
+
+
+def run_defines(g, **changes):
+    """Plan by runs, and give the step and its defines; None if it has none."""
+    config = Config.of(
+        "batched", dict(FAMILY.default(TRAITS, PRECISIONS[g.precision]).params) | changes
+    )
+    runs = Runs(TRAITS, g, config)
+    if not runs.pay:
+        return None
+    (step,) = runs.plan().steps
+    return step, dict(step.kernel.defines)
+
+
+@pytest.mark.parametrize(
+    ("change", "pay"),
+    [
+        ({}, True), ({"lda": 42}, False), ({"ldb": 70}, False), ({"stride_a": 5000}, True),
+        ({"stride_b": 0}, True), ({"aligned": False}, False), ({"offset_b": 3}, True),
+        ({"precision": "z"}, False),
+    ],
+)  # fmt: skip
+def test_runs_have_no_gaps(change, pay):
+    assert (run_defines(gemm(41, 53, 67)._replace(**change)) is not None) is pay
+    assert run_defines(gemm(41, 53, 67), RUNS=0) is None
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        gemm(14, 30, 96, batch=3618),  # 65, 34: columns begin in the same bank
+        gemm(47, 39, 64, "d", 2342),  # 67, 56: two of them do, in double precision
+        gemm(13, 29, 110, "d", 2965, trans_b=True, ldb=29),  # 55, 49: k is large
+        gemm(16, 32, 32, "c", 10569, trans_b=True, ldb=32),  # 65, 61: read by vectors
+    ],
+)
+def test_runs_do_not_pay(g):
+    assert run_defines(g) is None
+
+
+@pytest.mark.parametrize(
+    ("g", "micro", "lanes", "entries"),
+    [
+        (gemm(41, 53, 67), (4, 4), (11, 14), 1),
+        (gemm(125, 84, 11), (8, 4), (16, 21), 1),  # else more than 256 work-items
+        (gemm(43, 15, 126), (2, 4), (22, 4), 1),  # else 44 for 29 KB
+        (gemm(27, 16, 21), (2, 4), (14, 4), 4),
+        (gemm(80, 43, 19, "c"), (4, 4), (20, 11), 1),
+        (gemm(25, 10, 11, "c"), (4, 2), (7, 5), 7),
+        (gemm(25, 10, 11, "c", 300), (4, 2), (7, 5), 1),  # as many work-groups as units
+    ],
+)
+def test_how_runs_are_shared_out(g, micro, lanes, entries):
+    step, p = run_defines(g)
+    assert (p["MR"], p["NR"]) == micro
+    assert (p["LANES_M"], p["LANES_N"]) == lanes
+    assert p["ENTRIES"] == entries
+    assert step.local_size == (lanes[0] * lanes[1] * entries,)
+    assert step.global_size == (-(-g.batch // entries) * step.local_size[0],)
+
+
+@pytest.mark.parametrize(("capability", "is_async"), [((9, 0), 1), ((7, 5), 0), (None, 0)])
+def test_who_copies_runs_asynchronously(capability, is_async):
+    traits = replace(TRAITS, compute_capability=capability)
+    config = FAMILY.default(traits, PRECISIONS["s"])
+    (step,) = FAMILY.plan(traits, gemm(41, 53, 67), config).steps
+    assert dict(step.kernel.defines)["ASYNC"] == is_async
+    assert ("nv_async.cl" in step.kernel.files) is bool(is_async)
+
+
+def test_what_runs_take_of_the_local_memory():
+    """As the kernel declares it."""
+    for g in (gemm(41, 53, 67), gemm(41, 53, 67, trans_a=True, lda=67), gemm(25, 10, 11, "c")):
+        config = FAMILY.default(TRAITS, PRECISIONS[g.precision])
+        runs = Runs(TRAITS, g, config)
+        p, wide = dict(runs.plan().steps[0].kernel.defines), {"s": 4, "c": 2}[g.precision]
+        mc, nc = p["MR"] * p["LANES_M"], p["NR"] * p["LANES_N"]
+        elements = sum(
+            ((width * p["K"] if along_k else (p["K"] - 1) * size + width) + 2 * wide) // wide * wide
+            for along_k, size, width in (
+                (p["ALONG_K_A"], p["M"], mc), (p["ALONG_K_B"], p["N"], nc),
+            )
+        )  # fmt: skip
+        assert runs.local_bytes == elements * PRECISIONS[g.precision].itemsize
 
 
 @pytest.mark.parametrize(
@@ -229,6 +334,42 @@ def test_every_form_is_right(device, code, rng):
         run(device, Config.of("batched", default | params), a, b, c, (alpha, beta))
         reference.assert_within_bound(c, want, size, k, precision.eps)
         assert np.all(np.isnan(memory[:, m:]))
+
+
+RUN_SHAPES = [(41, 33, 7), (9, 3, 29), (13, 11, 13), (70, 19, 11), (7, 10, 3)]
+
+
+@pytest.mark.parametrize("code", "sdc")
+@pytest.mark.parametrize(("trans_a", "trans_b"), [(False, False), (True, False), (False, True)])
+def test_runs_begin_anywhere(device, code, trans_a, trans_b, rng):
+    """The first entries begin behind other elements, and the last ones end with their memory."""
+    precision, conj = PRECISIONS[code], code == "c"
+    config = FAMILY.default(device.traits, precision)
+    traits = replace(device.traits, kind="gpu", compute_units=1)
+    for before, (m, n, k) in enumerate(RUN_SHAPES):
+        shapes = (7, *((m, k) if trans_a else (k, m))), (7, *((k, n) if trans_b else (n, k)))
+        places, operands = [], []
+        for shape, trans in zip(shapes, (trans_a, trans_b), strict=True):
+            memory = rng.uniform(-1, 1, before + np.prod(shape)).astype(precision.dtype)
+            if conj:
+                memory += 1j * rng.uniform(-1, 1, memory.shape).astype(np.float32)
+            memory[:before] = np.nan
+            places.append(host_memory.place(device, memory[:, None]))
+            entries = memory[before:].reshape(shape)
+            operands.append(entries if trans else entries.swapaxes(1, 2))
+        c = np.full((7, n, m), np.nan, precision.dtype).swapaxes(1, 2)
+        a, b = (Operand(x, conj) for x in operands)
+        problem = describe(a, b, c, reads_c=False)._replace(
+            aligned=True, offset_a=before, offset_b=before
+        )
+        plan = FAMILY.plan(traits, problem, config)
+        assert plan.steps[0].kernel.name == "batched_runs"
+        place = host_memory.place(device, c)
+        KernelRunner(device, problem, plan).execute((1.0, 0.0, *places, place, (before, before, 0)))
+        host_memory.fetch(device, place, c)
+        left, right = (x.data.conj() for x in (a, b))
+        want, size = reference.gemm(1.0, left, right, 0.0, c)
+        reference.assert_within_bound(c, want, size, k, precision.eps)
 
 
 def test_an_infinity_stays_in_its_entry(device, rng):

@@ -34,7 +34,7 @@ def changed(monkeypatch):
         ("gpu_tiled/pack.cl", ["gpu_tiled"]),
         ("gpu_tiled/tiling.py", ["batched", "gpu_tiled", "nv_fused"]),
         ("cpu_packed/family.py", ["cpu_packed"]),
-        ("nv_async.cl", ["nv_dmma", "nv_fused", "nv_mma", "nv_split", "nv_wgmma"]),
+        ("nv_async.cl", ["batched", "nv_dmma", "nv_fused", "nv_mma", "nv_split", "nv_wgmma"]),
         ("nv_split/layout.py", ["nv_fused", "nv_mma", "nv_split"]),
         ("nv_split/walk.cl", ["nv_fused", "nv_mma", "nv_split"]),
         ("nv_fused/produce.cl", ["nv_fused"]),

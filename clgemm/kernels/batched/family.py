@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clgemm.kernels.batched.plan import Cut
+from clgemm.kernels.batched.plan import FILES, Cut
+from clgemm.kernels.batched.runs import FILES as RUN_FILES
+from clgemm.kernels.batched.runs import Runs
 from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of, round_up
 from clgemm.kernels.gpu_tiled.tiling import stack_seconds, vector_width
 from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
@@ -50,7 +52,7 @@ class Batched(KernelFamily):
     """A work-group an entry, or several."""
 
     name: ClassVar[str] = "batched"
-    files: ClassVar[tuple[str, ...]] = ("batched/gemm.cl", "mirror.cl")
+    files: ClassVar[tuple[str, ...]] = (*FILES, *RUN_FILES[-1:], "mirror.cl")
 
     def supports(self, traits: DeviceTraits, precision: Precision) -> bool:
         """Any device."""
@@ -68,13 +70,15 @@ class Batched(KernelFamily):
         precision = precision_of(problem)
         if not self.supports(traits, precision):
             return False
+        config = self.default(traits, precision)
+        if problem.batch >= traits.compute_units and Runs(traits, problem, config).pay:
+            return True
         widest = ALIGNMENT // precision.itemsize
         if precision.is_double or vector_width(traits, problem, widest) > 1:
             return _is_small(traits, problem)
         if max(problem.m, problem.n) > MOST_CUT:
             return False
-        cut = Cut(traits, problem, self.default(traits, precision))
-        return cut.seconds < stack_seconds(traits, problem)
+        return Cut(traits, problem, config).seconds < stack_seconds(traits, problem)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the micro-tile, the work-group and what it may have of local memory."""
@@ -90,6 +94,7 @@ class Batched(KernelFamily):
             "AHEAD": (1, 0),
             "RESIDENT": (512, 1024, 768, 384, 256),
             "LIMIT": (1, 0),
+            "RUNS": (1, 0),
         }
 
     def default(self, traits: DeviceTraits, precision: Precision) -> Config:
@@ -97,7 +102,7 @@ class Batched(KernelFamily):
         return next(self._defaults(traits, precision))
 
     def _defaults(self, traits: DeviceTraits, precision: Precision) -> Iterator[Config]:
-        usual = {"SHARE": 32, "AHEAD": 1, "LIMIT": 1} | BEST[precision.code]
+        usual = {"SHARE": 32, "AHEAD": 1, "LIMIT": 1, "RUNS": 1} | BEST[precision.code]
         for items, local in ((256, 36), (256, 18), (128, 18), (64, 18), (32, 9), (16, 9)):
             sizes = {"ITEMS": items, "BUNDLE": items, "LOCAL_KB": local}
             config = Config.of(self.name, usual | sizes)
@@ -117,8 +122,9 @@ class Batched(KernelFamily):
             yield "the micro-tile fits the registers"
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
-        """One launch."""
-        return Cut(traits, problem, config).plan()
+        """One launch, which reads runs of elements where that pays."""
+        runs = Runs(traits, problem, config)
+        return runs.plan() if runs.pay else Cut(traits, problem, config).plan()
 
 
 def _is_small(traits: DeviceTraits, g: Gemm) -> bool:

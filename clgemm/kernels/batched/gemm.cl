@@ -7,32 +7,17 @@
 // registers into local memory, each kept as it lies:
 //
 //      p-major:   KC rows of MC or NC elements            columns of A, rows of B are contiguous
-//      along k:   MC or NC rows of KC elements, + PAD     the others
+//      along k:   MC or NC rows of KC elements, + PAD     the others; an odd number of vectors
 //
 // From the first, vectors of V rows or columns are read to be multiplied, from the second vectors of
 // VK elements along k, so VK steps along k are multiplied at a time.  With AHEAD the next slice, of the
 // same bundle or of the next, is on its way to the registers while one is multiplied.
 
-#ifndef MR
-#define MR 1  // rows of the micro-tile
-#endif
-#ifndef NR
-#define NR 1  // columns of the micro-tile
-#endif
-#ifndef LANES_M
-#define LANES_M 4  // work-items along M
-#endif
-#ifndef LANES_N
-#define LANES_N 4  // work-items along N
-#endif
 #ifndef ENTRIES
 #define ENTRIES 1  // of the stack, that a work-group has
 #endif
 #ifndef KC
 #define KC 4  // depth of a slice, a multiple of VK
-#endif
-#ifndef V
-#define V 1  // elements of a vector along M or N: divides MR and NR
 #endif
 #ifndef VK
 #define VK 1  // elements of a vector along k
@@ -48,9 +33,6 @@
 #endif
 #ifndef ALONG_K_A
 #define ALONG_K_A 0  // 1: elements of A that are neighbours in memory are so along k
-#endif
-#ifndef ALONG_K_B
-#define ALONG_K_B 0
 #endif
 #ifndef TILED
 #define TILED 1  // 0: one macro-tile is all of C
@@ -69,21 +51,13 @@
 #define NC (NR * LANES_N)
 #define SHARE (LANES_M * LANES_N)
 #define ITEMS (SHARE * ENTRIES)
-#define PAD VK  // elements behind a row along k: rows would begin in the same bank
+#define PAD (VK * (1 + KC / VK % 2))  // elements behind a row along k: rows would begin in the same bank
 #define LD_A (ALONG_K_A ? KC + PAD : MC)
 #define LD_B (ALONG_K_B ? KC + PAD : NC)
 #define TILE_A (LD_A * (ALONG_K_A ? MC : KC))
 #define TILE_B (LD_B * (ALONG_K_B ? NC : KC))
 #define TURNS(extent) ((extent * KC / VG + SHARE - 1) / SHARE)  // vectors of a work-item
-#define V_N (ALONG_K_B ? 1 : V)  // neighbouring columns of a work-item: rows along k would share banks
 
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
-
-typedef union {
-    VECTOR(V) whole;
-    ELEM e[V];
-} Vec;
 typedef union {
     VECTOR(VK) whole;
     ELEM e[VK];
@@ -157,12 +131,6 @@ INLINE void read_slices(VecG *next_a, VecG *next_b, const Gemm g, __global const
                GUARD_N, columns, depth, lane);
 }
 
-// Row or column number x of the work-item, in the macro-tile: `v` are neighbours.
-INLINE int place(int x, int lane, int lanes, int v)
-{
-    return (x / v * lanes + lane) * v + x % v;
-}
-
 // VK steps along k from step p on, of the work-item's rows or columns: tiles along k.
 INLINE void read_along(ELEM *out, __local const ELEM *tile, int ld, int p, int count, int lane,
                        int lanes, int neighbours)
@@ -208,41 +176,7 @@ INLINE void multiply(ELEM *acc, __local const ELEM *tile_a, __local const ELEM *
                 read_across(left + d * MR, tile_a, LD_A, p + d, MR, lane_m, LANES_M);
             if (!ALONG_K_B)
                 read_across(right + d * NR, tile_b, LD_B, p + d, NR, lane_n, LANES_N);
-            UNROLL
-            for (int j = 0; j < NR; j++)
-                UNROLL
-                for (int i = 0; i < MR; i++)
-                    acc[j * MR + i] =
-                        elem_fma(left[d * MR + i], right[d * NR + j], acc[j * MR + i]);
-        }
-    }
-}
-
-// The micro-tile into C; c: the macro-tile's first element.
-INLINE void store(const ELEM *acc, const Gemm g, ELEM alpha, ELEM beta, __global ELEM *c, int rows,
-                  int columns, int lane_m, int lane_n)
-{
-    const int beta_is = beta_class(beta);
-    const int wide = beta_is == BETA_ZERO && (size_t)c % sizeof(Vec) == 0 && g.ldc % V == 0;
-    UNROLL
-    for (int j = 0; j < NR; j++) {
-        const int column = place(j, lane_n, LANES_N, V_N);
-        UNROLL
-        for (int x = 0; x < MR && column < columns; x += V) {
-            const int row = place(x, lane_m, LANES_M, V);
-            __global ELEM *to = c + row + column * g.ldc;
-            Vec v;
-            UNROLL
-            for (int i = 0; i < V; i++)
-                v.e[i] = elem_mul(alpha, acc[j * MR + x + i]);
-            if (wide && row + V <= rows) {
-                *(__global VECTOR(V) *)to = v.whole;
-            } else {
-                UNROLL
-                for (int i = 0; i < V; i++)
-                    if (row + i < rows)
-                        elem_store(to + i, v.e[i], beta, beta_is);
-            }
+            add_product(acc, left + d * MR, right + d * NR);
         }
     }
 }

@@ -30,6 +30,7 @@ LANES = 32  # work-items that run together
 MOST_RESIDENT = 512  # work-items of a compute unit at a time, if its parameter says no more
 LEAST_TURNS = 3  # bundles of a work-group, if not one: with two, many would wait for few
 LEAST_GROUPS = 2  # work-groups a compute unit, at the least, where entries could share one
+FILES = ("batched/micro.cl", "batched/gemm.cl")
 
 # Of single precision, fitted to 99 drawn stacks on an H100 (rms 14 %).
 LAUNCH = 3.8e-6  # seconds of the launch, ...
@@ -39,7 +40,7 @@ MULTIPLIED = 2.2e11  # multiplications a second, of a compute unit
 READ, WRITTEN = 3.1e10, 5e11  # bytes a second, likewise
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """The part of C that a work-group computes of an entry."""
 
     mr: int
@@ -58,6 +59,44 @@ class _Tile(NamedTuple):
         return self.lanes_m * self.lanes_n
 
 
+def tile_of(g: Gemm, mr: int, nr: int, share: int, most: int) -> Tile:
+    """Cut a micro-tile in half until `share` work-items compute an entry; extents up to `most`."""
+    while mr * nr > 1 and -(-g.m // mr) * -(-g.n // nr) < share:
+        if mr >= nr:
+            mr //= 2
+        else:
+            nr //= 2
+    return Tile(mr, nr, min(-(-g.m // mr), most // mr), min(-(-g.n // nr), most // nr))
+
+
+def whole_lanes(items: int, config: Config) -> int:
+    """Give the entries with which most lanes of a work-group have something to do."""
+    most = config["BUNDLE"]
+    least = -(-min(FEW_ITEMS, most) // items)
+    counts = range(least, max(least, most // items) + 1)
+    return max(counts, key=lambda x: (items * x / round_up(items * x, LANES), -x))
+
+
+def along_k(g: Gemm) -> tuple[bool, bool]:
+    """Tell of A and B whether elements that are neighbours in memory are so along k."""
+    return g.trans_a, not g.trans_b
+
+
+def longest(g: Gemm) -> int:
+    """Elements of the longest vector."""
+    return max(1, ALIGNMENT // precision_of(g).itemsize)
+
+
+def width_of(g: Gemm, *more: int) -> int:
+    """Give the width of vectors that divides all that says where they begin and end, and `more`."""
+    width = longest(g) if g.aligned else 1
+    sizes = (g.k if g.trans_a else g.m, g.n if g.trans_b else g.k, g.lda, g.ldb)
+    places = (g.stride_a, g.stride_b, g.offset_a, g.offset_b)
+    while width > 1 and any(x % width for x in (*sizes, *places, *more)):
+        width //= 2
+    return width
+
+
 @dataclass(frozen=True)
 class Cut:
     """One problem, cut for one device."""
@@ -67,36 +106,23 @@ class Cut:
     config: Config
 
     @cached_property
-    def _tile(self) -> _Tile:
-        """Cut the micro-tile in half until an entry has work-items enough."""
-        g, mr, nr = self.g, self.config["MR"], self.config["NR"]
-        while mr * nr > 1 and -(-g.m // mr) * -(-g.n // nr) < self.config["SHARE"]:
-            if mr >= nr:
-                mr //= 2
-            else:
-                nr //= 2
-        lanes_m = min(-(-g.m // mr), MOST_EXTENT // mr)
-        lanes_n = min(-(-g.n // nr), MOST_EXTENT // nr)
+    def _tile(self) -> Tile:
+        config, most = self.config, MOST_EXTENT
+        mr, nr, lanes_m, lanes_n = tile_of(
+            self.g, config["MR"], config["NR"], config["SHARE"], most
+        )
         while lanes_m * lanes_n > self.config["ITEMS"]:
             if lanes_m >= lanes_n:
                 lanes_m = -(-lanes_m // 2)
             else:
                 lanes_n = -(-lanes_n // 2)
-        return _Tile(mr, nr, lanes_m, lanes_n)
-
-    @property
-    def _along_k(self) -> tuple[bool, bool]:
-        return self.g.trans_a, not self.g.trans_b
-
-    @property
-    def _longest(self) -> int:
-        """Elements of the longest vector."""
-        return max(1, ALIGNMENT // precision_of(self.g).itemsize)
+        return Tile(mr, nr, lanes_m, lanes_n)
 
     def _local_bytes(self, entries: int, depth: int) -> int:
+        pad = longest(self.g) * (1 + depth // longest(self.g) % 2)  # see gemm.cl
         elements = (
-            extent * (depth + self._longest * along_k)
-            for extent, along_k in zip(self._tile.extents, self._along_k, strict=True)
+            extent * (depth + pad * is_along)
+            for extent, is_along in zip(self._tile.extents, along_k(self.g), strict=True)
         )
         return entries * sum(elements) * precision_of(self.g).itemsize
 
@@ -105,28 +131,21 @@ class Cut:
         """Give the depth of equal slices of which a work-item reads at most FETCH bytes."""
         tile, k = self._tile, self.g.k
         row_bytes = max(tile.extents) * precision_of(self.g).itemsize
-        most = max(self._longest, self.config["FETCH"] * tile.items // row_bytes)
-        return round_up(-(-k // -(-k // most)), self._longest)
-
-    def _whole_lanes(self) -> int:
-        """Give the entries with which most lanes of a work-group have something to do."""
-        share, most = self._tile.items, self.config["BUNDLE"]
-        least = -(-min(FEW_ITEMS, most) // share)
-        counts = range(least, max(least, most // share) + 1)
-        return max(counts, key=lambda x: (share * x / round_up(share * x, LANES), -x))
+        most = max(longest(self.g), self.config["FETCH"] * tile.items // row_bytes)
+        return round_up(-(-k // -(-k // most)), longest(self.g))
 
     @cached_property
     def _entries_and_depth(self) -> tuple[int, int]:
         """Choose the entries of a work-group and the depth of its slices."""
         g, room, depth = self.g, self.config["LOCAL_KB"] << 10, self._depth
-        entries = min(self._whole_lanes(), g.batch)
+        entries = min(whole_lanes(self._tile.items, self.config), g.batch)
         while entries > 1 and (
             -(-g.batch // entries) < LEAST_GROUPS * self.traits.compute_units
             or self._local_bytes(entries, depth) > room
         ):
             entries = -(-entries // 2)
-        while self._local_bytes(entries, depth) > room and depth > self._longest:
-            depth = round_up(-(-depth // 2), self._longest)
+        while self._local_bytes(entries, depth) > room and depth > longest(self.g):
+            depth = round_up(-(-depth // 2), longest(self.g))
         return entries, depth
 
     @property
@@ -175,16 +194,6 @@ class Cut:
         return several and bool(self.config["AHEAD"])
 
     @property
-    def _vector_width(self) -> int:
-        """Width of global reads: what divides all that says where vectors begin and end."""
-        g, width = self.g, self._longest if self.g.aligned else 1
-        sizes = (g.k if g.trans_a else g.m, g.n if g.trans_b else g.k, g.lda, g.ldb)
-        places = (g.stride_a, g.stride_b, g.offset_a, g.offset_b)
-        while width > 1 and any(x % width for x in (*sizes, *places, *self._tile.extents)):
-            width //= 2
-        return width
-
-    @property
     def seconds(self) -> float:
         """Estimate what the launch takes, in single precision."""
         g, precision, units = self.g, precision_of(self.g), self.traits.compute_units
@@ -201,11 +210,11 @@ class Cut:
     def plan(self) -> Plan:
         """Lay out the launch."""
         g, tile, (entries, depth) = self.g, self._tile, self._entries_and_depth
-        (mc, nc), (along_k_a, along_k_b) = tile.extents, self._along_k
+        (mc, nc), (along_k_a, along_k_b) = tile.extents, along_k(self.g)
         defines = {
             "MR": tile.mr, "NR": tile.nr, "LANES_M": tile.lanes_m, "LANES_N": tile.lanes_n,
-            "ENTRIES": entries, "KC": depth, "V": min(tile.mr, tile.nr, self._longest),
-            "VK": self._longest, "VG": self._vector_width,
+            "ENTRIES": entries, "KC": depth, "V": min(tile.mr, tile.nr, longest(self.g)),
+            "VK": longest(self.g), "VG": width_of(g, *tile.extents),
             "AHEAD": int(self._ahead),
             "GROUPS": self._resident if self._target else 0, "TILED": int(g.m > mc or g.n > nc),
             "ALONG_K_A": int(along_k_a), "ALONG_K_B": int(along_k_b),
@@ -214,7 +223,7 @@ class Cut:
         }  # fmt: skip
         defines |= precision_defines(precision_of(g))
         spec = KernelSpec(
-            ("batched/gemm.cl",), "batched", tuple(sorted(defines.items())), GEMM_SIGNATURE,
+            FILES, "batched", tuple(sorted(defines.items())), GEMM_SIGNATURE,
             self._target,
         )  # fmt: skip
         items = tile.items * entries
