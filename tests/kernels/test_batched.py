@@ -249,9 +249,17 @@ def test_how_runs_are_shared_out(g, micro, lanes, entries):
 def test_who_copies_runs_asynchronously(capability, is_async):
     traits = replace(TRAITS, compute_capability=capability)
     config = FAMILY.default(traits, PRECISIONS["s"])
-    (step,) = FAMILY.plan(traits, gemm(41, 53, 67), config).steps
+    (step,) = FAMILY.plan(traits, gemm(41, 53, 60), config).steps
     assert dict(step.kernel.defines)["ASYNC"] == is_async
     assert ("nv_async.cl" in step.kernel.files) is bool(is_async)
+
+
+def test_two_work_groups_fit_where_no_more_local_memory_is_there_than_is_reported():
+    g, config = gemm(60, 52, 67), FAMILY.default(TRAITS, PRECISIONS["s"])
+    assert 24 << 10 < Runs(TRAITS, g, config).local_bytes < 48 << 10
+    for capability, pay in (((9, 0), True), ((7, 5), False), (None, False)):
+        assert Runs(replace(TRAITS, compute_capability=capability), g, config).pay is pay
+    assert Runs(replace(TRAITS, compute_capability=None), gemm(41, 53, 60), config).pay
 
 
 def test_what_runs_take_of_the_local_memory():

@@ -65,6 +65,19 @@ class Runs:
         share = max(self.config["SHARE"], needed)
         return tile_of(g, mr, nr, share, round_up(max(g.m, g.n), mr * nr))
 
+    @property
+    def _is_async(self) -> bool:
+        return (self.traits.compute_capability or (0, 0)) >= ASYNC_COPIES
+
+    @property
+    def _room(self) -> int:
+        """Give what a work-group may have of the local memory.
+
+        GPUs of NVIDIA's that copy asynchronously have several times what they report; of others
+        two work-groups are to run at a time.
+        """
+        return self.traits.local_memory if self._is_async else self.traits.local_memory // 2
+
     @cached_property
     def local_bytes(self) -> int:
         """Count the local memory of an entry; micro-tiles read beyond its rows and columns."""
@@ -86,7 +99,7 @@ class Runs:
             and (g.lda, g.ldb) == dense
             and longest(self.g) > 1
             and self._tile.items <= min(2 * self.config["ITEMS"], traits.max_work_group_size)
-            and self.local_bytes <= traits.local_memory
+            and self.local_bytes <= self._room
         )
 
     @cached_property
@@ -117,7 +130,7 @@ class Runs:
     @property
     def _entries(self) -> int:
         """Choose the entries of a work-group."""
-        room, units = self.traits.local_memory, self.traits.compute_units
+        room, units = self._room, self.traits.compute_units
         entries = min(whole_lanes(self._tile.items, self.config), self.g.batch)
         while entries > 1 and (
             -(-self.g.batch // entries) < LEAST_GROUPS * units or self.local_bytes * entries > room
@@ -129,13 +142,12 @@ class Runs:
         """Lay out the launch."""
         g, tile, entries = self.g, self._tile, self._entries
         along_k_a, along_k_b = along_k(self.g)
-        is_async = (self.traits.compute_capability or (0, 0)) >= ASYNC_COPIES
         defines = precision_defines(precision_of(g)) | {
             "MR": tile.mr, "NR": tile.nr, "LANES_M": tile.lanes_m, "LANES_N": tile.lanes_n,
             "ENTRIES": entries, "M": g.m, "N": g.n, "K": g.k, "VG": longest(self.g),
-            "ASYNC": int(is_async), "ALONG_K_A": int(along_k_a), "ALONG_K_B": int(along_k_b),
+            "ASYNC": int(self._is_async), "ALONG_K_A": int(along_k_a), "ALONG_K_B": int(along_k_b),
         }  # fmt: skip
-        files = ("nv_async.cl", *FILES) if is_async else FILES
+        files = ("nv_async.cl", *FILES) if self._is_async else FILES
         spec = KernelSpec(files, "batched_runs", tuple(sorted(defines.items())), GEMM_SIGNATURE)
         items = tile.items * entries
         step = Step(spec, (-(-g.batch // entries) * items,), (items,), gemm_args(g))
