@@ -755,6 +755,7 @@ def test_claims_what_it_computes_sooner_than_other_families():
         ("c", (128, 128, 128), 260, True),  # 59, gpu_tiled 106
         ("c", (236, 83, 109), 1089, True),  # 443, gpu_tiled 571
         ("s", (258, 250, 151), 106, True),  # 58, gpu_tiled 87
+        ("s", (64, 114, 51), 5443, True),  # 200, gpu_tiled 213, most of it for memory
         ("c", (632, 311, 942), 24, True),  # 334, nv_split 498
         ("s", (60, 62, 70), 1599, False),  # 69, gpu_tiled 49
         ("c", (64, 48, 52), 437, False),  # 33, batched 24

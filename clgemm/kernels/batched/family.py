@@ -64,7 +64,7 @@ class Batched(KernelFamily):
         return False
 
     def claims(self, traits: DeviceTraits, problem: Gemm) -> bool:
-        """Claim stacks of many matrices that are small in all directions."""
+        """Claim stacks of many matrices that are small in all directions, or read as runs."""
         if traits.kind != "gpu" or problem.batch < LEAST_BATCH or problem.k > MOST_DEPTH:
             return False
         precision = precision_of(problem)

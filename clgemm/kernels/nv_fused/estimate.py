@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
 from clgemm.kernels.family import precision_of
+from clgemm.kernels.gpu_tiled.tiling import STACK_BYTES
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 from clgemm.problem import ALIGNMENT
@@ -46,7 +47,6 @@ MISALIGNED = {"s": 88e-9, "c": 47e-9}
 """Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
 LAUNCH = 6.2e-6, 7.8e-6  # of the launch, until a first tile's products begin, and its store
 STORED = 1e10  # bytes a second that a compute unit stores while all do
-MEMORY_BYTES = 2.9e12  # a second, from and to memory
 TICKET = 0.7e-6  # until a work-group knows that it is the last of its tile, and ...
 GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...
 SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
@@ -159,7 +159,7 @@ def seconds(g: Gemm, largest: int, units: int) -> float:
     What 60 drawn stacks took on an H100 was .82 to 1.15 times as much.
     """
     computed = best_way(g, largest, units).seconds
-    return math.hypot(computed, g.operand_bytes / MEMORY_BYTES) if g.batch > 1 else computed
+    return math.hypot(computed, g.operand_bytes / STACK_BYTES) if g.batch > 1 else computed
 
 
 def stores_async(g: Gemm, way: Way) -> bool:
