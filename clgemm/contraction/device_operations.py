@@ -8,6 +8,8 @@ element type at the first use.  Sums over an axis are products with ones.
 from __future__ import annotations
 
 import math
+from collections import deque
+from contextlib import contextmanager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -26,7 +28,7 @@ from clgemm.runtime.opencl_errors import translating
 from clgemm.runtime.reentry import entry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 _AXES = 8
 _programs: WeakKeyDictionary[Device, dict[str, Any]] = WeakKeyDictionary()
 """By device, then by the code of an element type."""
+_idle: WeakKeyDictionary[Device, dict[tuple[str, str], deque[cl.Kernel]]] = WeakKeyDictionary()
+"""Kernels that no thread uses, by device, then by the code of an element type and by name: pyopencl
+compiles Python code for each kernel object, which takes a millisecond."""
 
 
 def require(where: str, **operands: Any) -> None:
@@ -195,41 +200,48 @@ def _nested_ones(c: Any) -> None:
 def _fill_with_ones(c: Any) -> None:
     device, _ = registry.of_queue(c.queue)
     precision = BY_DTYPE[c.dtype]
-    kernel = opencl.make_kernel(_program(device, precision), "fill_with_ones")
-    kernel.set_arg(0, c.base_data)
     size = (c.size * precision.parts,)
-    c.add_event(cl.enqueue_nd_range_kernel(c.queue, kernel, size, None, wait_for=c.events))
+    with _kernel(device, precision, "fill_with_ones") as kernel:
+        kernel.set_arg(0, c.base_data)
+        c.add_event(cl.enqueue_nd_range_kernel(c.queue, kernel, size, None, wait_for=c.events))
 
 
 def _launch(
     name: str, size: int, target: tuple[Any, Sequence[int]],
     sources: Sequence[tuple[Any, Sequence[int]]], more: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Run a kernel over the elements of a target.
-
-    Each launch has a kernel object of its own: nothing is shared with other threads.
-    """
+    """Run a kernel over the elements of a target."""
     c = target[0]
     queue = queue_of("a copy", c, *(x for x, _ in sources))
     device, state = registry.of_queue(queue)
     precision = BY_DTYPE[c.dtype]
-    kernel, place = opencl.make_kernel(_program(device, precision), name), 0
+    values: list[Any] = []
     for x, strides in (target, *sources):
-        values = x.base_data, np.int64(x.offset // precision.real_bytes), _eight(strides, precision)
-        for value in values:
-            kernel.set_arg(place, value)
-            place += 1
-    for value in more:
-        kernel.set_arg(place, value)
-        place += 1
+        values += [x.base_data, np.int64(x.offset // precision.real_bytes)]
+        values.append(_eight(strides, precision))
     waits = events.to_wait_for(state, (x for x, _ in (target, *sources)))
-    event = cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=waits)
+    with _kernel(device, precision, name) as kernel:
+        for place, value in enumerate((*values, *more)):
+            kernel.set_arg(place, value)
+        event = cl.enqueue_nd_range_kernel(queue, kernel, (size,), None, wait_for=waits)
     c.add_event(event)
     others = [x.queue for x, _ in (target, *sources) if x.queue not in {None, queue}]
     if others:  # whose pools might give memory away that is still read
         queue.flush()
         for other in others:
             cl.enqueue_barrier(other, wait_for=[event])
+
+
+@contextmanager
+def _kernel(device: Device, precision: Precision, name: str) -> Iterator[cl.Kernel]:
+    """Lend a kernel object to one thread: its arguments are its own until they are enqueued."""
+    idle = _idle.setdefault(device, {}).setdefault((precision.code, name), deque())
+    try:
+        kernel = idle.pop()
+    except IndexError:
+        kernel = opencl.make_kernel(_program(device, precision), name)
+    yield kernel
+    idle.append(kernel)
 
 
 def _eight(strides: Sequence[int], precision: Precision) -> NDArray[np.int64]:

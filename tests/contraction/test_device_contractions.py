@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clgemm
-from clgemm.contraction import plans
-from clgemm.runtime import opencl, reentry
+from clgemm.contraction import device_operations, plans
+from clgemm.problem import BY_DTYPE
+from clgemm.runtime import opencl, reentry, registry
 from clgemm.runtime.opencl import cl
 
 pytestmark = pytest.mark.usefixtures("in_use")
@@ -285,3 +286,19 @@ def test_plans_of_both_kinds_of_array_are_the_same(rng):
     before = plans._of.cache_info().misses
     clgemm.einsum("ij,jk,kl->il", *[there(x)] * 3)
     assert plans._of.cache_info().misses == before
+
+
+def test_kernels_are_lent_to_one_thread_and_kept(monkeypatch, codes):
+    x = np.arange(24.0).astype(codes[0]).reshape(2, 3, 4)
+    assert_equal(clgemm.matrix_transpose(there(x)), np.swapaxes(x, -1, -2))
+
+    def refused(*_):
+        raise AssertionError("a kernel was made again")
+
+    monkeypatch.setattr(opencl, "make_kernel", refused)
+    assert_equal(clgemm.matrix_transpose(there(x[:, :2])), np.swapaxes(x[:, :2], -1, -2))
+    device = registry.current()
+    with device_operations._kernel(device, BY_DTYPE[x.dtype], "copy_elements") as lent:
+        monkeypatch.undo()
+        with device_operations._kernel(device, BY_DTYPE[x.dtype], "copy_elements") as other:
+            assert other is not lent
