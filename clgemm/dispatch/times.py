@@ -43,11 +43,11 @@ a Zen 5, at 270 to 3900 squares of s and d and short k."""
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
 COPIED_FIRST = 1e-4, 1 / 13e9
 """Seconds of a product whose operands are copied whole: of the call, and of a byte."""
-COPIED_BESIDE = 1 / 15e9  # seconds of a byte where other threads copy a part of them
+COPIED_BESIDE = 3.6e-4, 1 / 20e9  # the same where other threads copy a part of them
 COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
 """The same in blocks, which threads copy while kernels run, ..."""
 BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden by the other
-BESIDE_GPU = {4: 70e9, 8: 32e9}
+BESIDE_GPU = {4: 60e9, 8: 28e9}
 """Flops a second of a core, by the bytes of a real number, where nothing of a host is measured."""
 BESIDE_GPU_START = 5e-6  # seconds for each core of several until all are at work
 USUAL_HERTZ = 3e9  # of cores, which begin two multiply-adds of full vectors a cycle, ...
@@ -185,7 +185,7 @@ class BreakEven(NamedTuple):
 def copied_seconds(nbytes: int, kernels: float) -> float:
     """Estimate a product whose operands are copied to a device with a memory of its own and back.
 
-    By what an H200 beside 16 cores takes, within a fourth from 256 to 32768 square.
+    By what H200s and H100s beside 16 cores take, within a fourth from 256 to 32768 square.
 
     Parameters
     ----------
@@ -195,8 +195,7 @@ def copied_seconds(nbytes: int, kernels: float) -> float:
         Seconds of the kernels alone.
     """
     if nbytes <= direct.MOST:
-        start, each = COPIED_FIRST
-        each = COPIED_BESIDE if direct.uses_threads(nbytes) else each
+        start, each = COPIED_BESIDE if direct.uses_threads(nbytes) else COPIED_FIRST
         return start + nbytes * each + kernels
     start, each = COPIED_IN_BLOCKS
     return start + overlapped(nbytes * each, kernels, BLOCKS_EXPOSED)

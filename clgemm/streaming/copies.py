@@ -100,11 +100,17 @@ class Caller(Protocol):
 
 
 class Job:
-    """Copies a chunk into its staging buffer or out of it, in whatever thread."""
+    """Copies an array into another one, in whatever thread.
 
-    def __init__(self, call: Caller, copy: BlockCopy, chunk: Chunk, staging: StagingBuffer) -> None:
+    All is prepared by the thread that makes it: another one that has just woken up finds nothing in
+    its caches, and holds up all others while it runs Python.
+    """
+
+    def __init__(
+        self, call: Caller, into: NDArray[Any], source: NDArray[Any], write: Write | None = None
+    ) -> None:
         self._call = call
-        self.copy, self.chunk, self.staging = copy, chunk, staging
+        self._into, self._source, self._write = into, source, write
         self.error: BaseException | None = None
         self.is_done = False
         self.lock = threading.Lock()
@@ -116,11 +122,7 @@ class Job:
             if self._call.is_over:
                 return
             try:
-                staged, x = self.staging.like(self.chunk[1]), self.chunk[1]
-                if self.copy.to_host:
-                    (self.copy.write or np.copyto)(x, staged)
-                else:
-                    np.copyto(staged, x)
+                (self._write or np.copyto)(self._into, self._source)
                 self.is_done = True
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error
@@ -138,7 +140,7 @@ class Copies:
         self._to_host = to_host
         self._to_send: deque[tuple[BlockCopy, Chunk]] = deque()
         self._to_fetch: deque[tuple[BlockCopy, Chunk]] = deque()
-        self._jobs: set[Job] = set()
+        self._jobs: dict[Job, tuple[StagingBuffer, BlockCopy, Chunk]] = {}
         self.ended: SimpleQueue[Job] = SimpleQueue()
         """Jobs that were done and not heard of yet."""
         self._sent: deque[tuple[cl.Event, StagingBuffer]] = deque()
@@ -206,8 +208,9 @@ class Copies:
 
     def _copy(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
         """Have a chunk copied into its staging buffer, or out of it."""
-        job = Job(self, copy, chunk, staging)
-        self._jobs.add(job)  # from here on `abandon` knows of it
+        staged, x = staging.like(chunk[1]), chunk[1]
+        job = Job(self, x, staged, copy.write) if copy.to_host else Job(self, staged, x)
+        self._jobs[job] = staging, copy, chunk  # from here on `abandon` knows of it
         self._threads.submit(job, first=copy.to_host)
 
     def _hear(self) -> bool:
@@ -219,14 +222,14 @@ class Copies:
         return happened
 
     def _end(self, job: Job) -> None:
-        self._jobs.discard(job)
+        staging, copy, chunk = self._jobs.pop(job)
         if job.error is not None:
             raise job.error
-        if job.copy.to_host:
-            job.copy.to_copy -= 1
-            self._release(job.staging)
+        if copy.to_host:
+            copy.to_copy -= 1
+            self._release(staging)
         else:
-            self._send(job.staging, job.copy, job.chunk)
+            self._send(staging, copy, chunk)
 
     def _send(self, staging: StagingBuffer, copy: BlockCopy, chunk: Chunk) -> None:
         offset, x = chunk
@@ -275,11 +278,11 @@ class Copies:
         Tells whether it is proved that no thread and no command uses the call's memory any more.
         """
         self.is_over = True
-        for job in self._jobs:
+        for job, (_, copy, _) in self._jobs.items():
             with job.lock:
                 pass  # it has ended, or sees that the call is over
-            if job.copy.to_host and job.is_done:  # nobody has heard of it
-                job.copy.to_copy -= 1
+            if copy.to_host and job.is_done:  # nobody has heard of it
+                copy.to_copy -= 1
         # All are waited for, whatever one says.
         return not {finish(x) for x in (self._to_device, self._to_host, *queues)} & {False}
 

@@ -136,10 +136,10 @@ class CopyThreads:
                 job()
 
     def _next(self) -> Callable[[], object] | None:
-        with suppress(IndexError):
-            return self._jobs.popleft()
-        with suppress(IndexError):
-            return self._idle_jobs.popleft()
+        for jobs in (self._jobs, self._idle_jobs):
+            if jobs:
+                with suppress(IndexError):  # another thread was first
+                    return jobs.popleft()
         return None
 
     def trim(self) -> None:

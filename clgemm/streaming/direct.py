@@ -1,9 +1,9 @@
 """One product whose operands are copied whole, by the driver, from where they lie and back.
 
 The driver copies memory that is not pinned through buffers of its own, at the rate of one thread:
-NVIDIA's lets other threads wait meanwhile, so they cannot do the same.  Up to some size that takes
-less time than to have threads copy all of it to pinned memory and back; from some size on they do
-so with a part of A and B: see `beside`.
+NVIDIA's lets other threads wait meanwhile, so they cannot do the same.  From some size on they copy
+a part of the operands to pinned memory, and of the result from there: see `beside`.  Up to some
+size that takes less time than blocks, whose copies and kernels run at once.
 
 Every copy of NumPy's memory is a command that blocks: the driver works on it inside its function.
 Python hears Ctrl-C after that, so nothing is let go that the driver still reads or writes.  That
@@ -13,13 +13,12 @@ takes no longer than to wait once, at the end.
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from clgemm.runtime.kernel_runner import NO_OFFSETS
 from clgemm.runtime.queues import LaunchState, finish
-from clgemm.streaming import staging
 from clgemm.streaming.beside import CopiesBeside
 from clgemm.streaming.copies import chunks
 
@@ -35,15 +34,33 @@ if TYPE_CHECKING:
     from clgemm.streaming.request import Request
     from clgemm.streaming.schedule import Block, Schedule
 
-MOST = 26 << 20
-"""Bytes of all operands.  On an H200, ms so and in blocks: 14 MB 1.2 and 1.9, 25 MB 2.2 and 2.9, 27
-MB 2.65 both."""
-SHARED = 12 << 20
-"""Bytes of A and B, from which on other threads copy parts of them: with 8 MB of a product of 12 it
-takes 0.96 to 1.03 ms so and 0.90 otherwise, for threads have to wake up.  Of C they would have to
-copy as much again: that gains nothing up to 27 MB in all."""
-PARTS = 4
-LEAST_PART = 1 << 20
+    _Operand = tuple[cl.Buffer, NDArray[Any]]
+
+MOST = 48 << 20
+"""Bytes of all operands.  Beside an H100, ms so and in blocks: 35 MB 1.9 and 2.5 to 3.1, 47 MB 2.3
+and 2.8."""
+SENT, FETCHED = 7_000_000, 3_000_000
+"""Bytes that are sent, and of the result, from which on other threads copy parts of them.  Beside
+an H100, ms without and with them, after a pause: 7 MB of all operands 1.10 and 1.04, 13 MB 1.50 and
+1.22, 20 MB 2.24 and 1.75, 25 MB 2.58 and 1.78; beside another one, whose host copies 7 MB in .7 ms,
+all below 10 MB gained nothing."""
+
+
+class Shares(NamedTuple):
+    """Who copies how much."""
+
+    own: float
+    """Of the bytes, what the call's own thread has the driver copy."""
+    helpers: int
+    """How many threads copy the others."""
+    piece: int
+    """Bytes of those that a command sends or fetches, at most."""
+
+
+FEW, MANY = Shares(0.6, 2, 8 << 20), Shares(0.3, 4, 4 << 20)
+"""Helpers wake up one after the other, in 30 to 100 microseconds, and a command takes 20: what is
+little is not worth many of them."""
+MUCH = 30_000_000  # bytes of all operands, from which on there are many
 
 
 def uses_threads(nbytes: int) -> bool:
@@ -51,7 +68,7 @@ def uses_threads(nbytes: int) -> bool:
 
     A and B are two thirds of them, or about that.
     """
-    return nbytes >= SHARED * 3 / 2
+    return nbytes >= SENT * 3 / 2
 
 
 class DirectCall:
@@ -69,6 +86,7 @@ class DirectCall:
         self._device = device
         self._threads = threads
         self._beside: CopiesBeside | None = None
+        self._shares = MANY if schedule.problem.operand_bytes >= MUCH else FEW
         self._schedule = schedule
         (self._runner,) = runners.values()
         self._request = request
@@ -82,31 +100,26 @@ class DirectCall:
         call, stop, write = self._request
         if stop is not None and stop.is_set():
             raise CancelledError
-        device, problem = self._device, self._schedule.problem
-        queue, copy = device.queue, device.cl.enqueue_copy
+        device, problem, queue = self._device, self._schedule.problem, self._device.queue
         is_shared = self._schedule.is_shared
         a, *others = self._buffers
         b, c, *scratch = (a, *others) if is_shared else others
         sent = [(a, _in_order(call.a, trans=problem.trans_a))]
         if not is_shared:
             sent.append((b, _in_order(call.b, trans=problem.trans_b)))
+        result = _in_order(call.c)
+        if problem.reads_c:
+            sent.append((c, result))
         self.is_idle = False
         try:
-            if sum(x.nbytes for _, x in sent) >= SHARED:
-                self._send(*sent)
-            else:
-                for buffer, x in sent:
-                    copy(queue, buffer, _dense(x), is_blocking=True)
-            result = _in_order(call.c)
-            if problem.reads_c:
-                copy(queue, c, _dense(result), is_blocking=True)
+            self._send(sent)
             values = call.alpha, call.beta, a, b, c, NO_OFFSETS
             state = LaunchState(device.context, queue, *scratch, pool=device.scratch)
             self._runner.enqueue(values, state, [], in_order=True)
             fits = result.flags.c_contiguous and write is None
             dense = result if fits else np.empty(result.shape, result.dtype)
             self._is_written = dense is result
-            copy(queue, dense, c, is_blocking=True)
+            self._fetch(c, dense)
             if dense is not result:
                 self._is_written = True
                 (write or np.copyto)(result, dense)
@@ -120,14 +133,29 @@ class DirectCall:
             if self._beside is not None:
                 self._beside.close(is_idle=self.is_idle)
 
-    def _send(self, *operands: tuple[cl.Buffer, NDArray[Any]]) -> None:
-        """Copy A and B to the device, one part by the driver and others beside."""
-        first, *others = _pieces(*operands)
-        beside = self._beside = CopiesBeside(self._device, self._threads)
+    def _send(self, operands: list[_Operand]) -> None:
+        """Copy operands to the device; if that is much, one part by the driver, others beside."""
         queue, copy = self._device.queue, self._device.cl.enqueue_copy
-        for buffer, (offset, x) in (first, *beside.start(others)):
+        if sum(x.nbytes for _, x in operands) < SENT:
+            for buffer, x in operands:
+                copy(queue, buffer, _dense(x), is_blocking=True)
+            return
+        beside = self._beside = CopiesBeside(self._device, self._threads)
+        own, others = _pieces(operands, self._shares)
+        for buffer, (offset, x) in (own, *beside.start(others, self._shares.helpers)):
             copy(queue, buffer, _dense(x), dst_offset=offset, is_blocking=True)
         beside.send()
+
+    def _fetch(self, buffer: cl.Buffer, x: NDArray[Any]) -> None:
+        """Copy the result from the device, in the same way if other threads are awake."""
+        queue, copy, beside = self._device.queue, self._device.cl.enqueue_copy, self._beside
+        if beside is None or x.nbytes < FETCHED:
+            copy(queue, x, buffer, is_blocking=True)
+            return
+        own, others = _pieces([(buffer, x)], self._shares)
+        for _, (offset, part) in (own, *beside.fetch(others, self._shares.helpers)):
+            copy(queue, part, buffer, src_offset=offset, is_blocking=True)
+        beside.join()
 
     def missing(self) -> list[Block]:
         """List the blocks of C that are not where they belong."""
@@ -150,12 +178,25 @@ def _dense(x: NDArray[Any]) -> NDArray[Any]:
     return x if x.flags.c_contiguous else np.array(x, order="C")
 
 
-def _pieces(*operands: tuple[cl.Buffer, NDArray[Any]]) -> list[Piece]:
-    """Divide operands into parts that fit pinned memory, of a size that threads are worth."""
+def _pieces(operands: list[_Operand], shares: Shares) -> tuple[Piece, list[Piece]]:
+    """Divide operands: what the driver copies, of the largest, and what other threads do."""
     size = sum(x.nbytes for _, x in operands)
-    most = min(staging.USUAL, max(LEAST_PART, -(-size // PARTS)))
-    return [
-        (buffer, chunk)
-        for buffer, x in operands
-        for chunk in chunks(x if x.ndim > 2 else x[None], most)
-    ]
+    (buffer, x), *smaller = sorted(operands, key=lambda operand: -operand[1].nbytes)
+    lines = _lines(x)
+    count = max(1, int(len(lines) * shares.own * size / x.nbytes))
+    own, rest = lines[:count], lines[count:]
+    others: list[Piece] = []
+    if rest.size:
+        others += [(buffer, (own.nbytes + offset, y)) for offset, y in chunks(rest, shares.piece)]
+    for other, y in smaller:
+        others += [(other, chunk) for chunk in chunks(_lines(y), shares.piece)]
+    return (buffer, (0, own)), others
+
+
+def _lines(x: NDArray[Any]) -> NDArray[Any]:
+    """Return a view whose first axis can be cut: of all elements if they lie without gaps."""
+    if x.flags.c_contiguous:
+        return x.reshape(-1)
+    while len(x) == 1:  # of the last axis there are several elements, or there were no gaps
+        x = x[0]
+    return x

@@ -70,12 +70,13 @@ H200 = replace(
     local_memory=48 << 10,
 )  # fmt: skip
 SEEN = {
-    "s": {256: 0.155, 512: 0.379, 768: 0.7, 1024: 1.03, 1280: 1.5, 1500: 1.75, 2048: 2.8,
+    "s": {256: 0.155, 512: 0.379, 1000: 1.19, 1024: 1.19, 1500: 1.95, 2048: 2.8,
           4096: 6.8, 8192: 19.2, 16384: 83.5, 32768: 365},
-    "d": {256: 0.245, 512: 0.56, 768: 1.17, 1000: 1.65, 1024: 1.6, 1500: 3.0, 2048: 4.3,
+    "d": {256: 0.245, 512: 0.56, 768: 1.27, 1000: 1.82, 1024: 1.91, 1500: 3.34, 2048: 4.3,
           4096: 10.7, 16384: 187, 32768: 1400},
 }  # fmt: skip
-"""Milliseconds of squares from host to host on an H200 beside 16 cores."""
+"""Milliseconds of squares from host to host beside 16 cores, on an H200; from 768 to 1500 on an
+H100."""
 
 
 @pytest.mark.parametrize("code", "sd")
@@ -98,8 +99,8 @@ def test_where_nothing_is_measured_a_copy_and_the_host_s_cores_decide():
     assert sides(512, "s", 16) == sides(512, "d", 16) == "host"
     assert sides(768, "d", 16) == sides(1000, "s", 16) == sides(512, "c", 16) == "device"
     assert sides(512, "s", 4) == "device", "of fewer cores a copy takes as long"
-    assert sides(1000, "s", 32) == "host", "of more it takes longer"
-    assert sides(1000, "d", 32) == sides(1500, "s", 32) == "device"
+    assert sides(768, "s", 32) == "host", "of more it takes longer"
+    assert sides(1000, "d", 32) == sides(1000, "s", 32) == sides(800, "s", 16) == "device"
     assert sides(1000, "s", 16, kernels=1.0) == "host", "slow kernels"
 
 

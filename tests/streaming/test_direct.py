@@ -19,11 +19,12 @@ from clgemm.runtime import registry
 from clgemm.runtime.interrupt import Stop
 from clgemm.runtime.opencl import load
 from clgemm.streaming import direct
-from clgemm.streaming.staging import Staging, StagingBuffer
+from clgemm.streaming.staging import Staging
 from clgemm.streaming.stream import StreamedCall
 from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
+RUN = StreamedCall.run
 
 
 @pytest.fixture
@@ -44,11 +45,12 @@ def whole(apart, monkeypatch):
     return apart
 
 
-@pytest.fixture
-def shared(whole, monkeypatch):
-    """Give the same where other threads copy parts of A and B."""
-    monkeypatch.setattr(direct, "SHARED", KB)
-    monkeypatch.setattr(direct, "LEAST_PART", KB)
+@pytest.fixture(params=[direct.FEW, direct.Shares(0.3, 4, 16 * KB)], ids=["few", "many"])
+def shared(request, whole, monkeypatch):
+    """Give the same where other threads copy parts of all operands, in few or many pieces."""
+    monkeypatch.setattr(direct, "SENT", KB)
+    monkeypatch.setattr(direct, "FETCHED", KB)
+    monkeypatch.setattr(direct, "FEW", request.param)
     return whole
 
 
@@ -129,8 +131,9 @@ def test_operands_are_copied_from_where_they_lie(whole, code, beta, rng, monkeyp
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize("code", "sz")
 def test_other_threads_copy_parts_of_what_is_large(shared, code, beta, rng, monkeypatch):
-    """The driver copies one part from where it lies; no other command has NumPy's memory."""
+    """The driver copies one part each way; no other command has NumPy's memory."""
     met = []
+    monkeypatch.setattr(engines.of(shared).threads.staging, "_most", 28)  # on few cores, too
 
     def note(copy, *what):
         met.append(what)
@@ -143,28 +146,91 @@ def test_other_threads_copy_parts_of_what_is_large(shared, code, beta, rng, monk
         a = np.concatenate([a, a], axis=1)[:, : a.shape[1]] if gaps else a.T.copy().T
         met.clear()
         check(shared, a, b, c, beta)
-        ups, _ = hosts(met)
-        assert sum(x.nbytes for x in ups) == a.nbytes + b.nbytes + c.nbytes * (beta != 0)
-        pinned = [x for _, x, named in met if not named["is_blocking"]]
-        assert len(pinned) == len(ups) - 1 - (beta != 0)
-        assert sum(x.nbytes for x in pinned) > (a.nbytes + b.nbytes) / 2
+        sent = a.nbytes + b.nbytes + c.nbytes * (beta != 0)
+        for found, size in zip(hosts(met), (sent, c.nbytes), strict=True):
+            assert sum(x.nbytes for x in found) == size
+            assert max(x.nbytes for x in found) <= max(direct.FEW.own, 0.5) * size
+            assert len(found) > 1
+        blocking = [named["is_blocking"] for *_, named in met]
+        assert blocking.count(True) == 2
+        own = [x if isinstance(x, np.ndarray) else y for x, y, named in met if named["is_blocking"]]
+        assert gaps or np.shares_memory(own[0], c if beta else a), "the largest one's"
+        assert np.shares_memory(own[1], c)
+        pinned = [x for pair in zip(*hosts(met), strict=False) for x in pair if x.dtype == np.uint8]
         assert not any(np.shares_memory(x, y) for x in pinned for y in (a, b, c))
     staging = engines.of(shared).threads.staging
     assert len(staging._spare) == staging.count > 0
     engines.of(shared).threads.trim()
 
 
-@pytest.mark.parametrize("turn", [1, 2, 3, 4, 5])
-def test_ctrl_c_while_other_threads_copy_leaves_everything_usable(shared, turn, rng, monkeypatch):
+@pytest.mark.parametrize("shape", [(2, 90, 3000), (3000, 90, 1), (1, 4000, 4), (500, 1, 500)])
+@pytest.mark.parametrize("gap", [0, 3])
+def test_parts_of_operands_that_are_thin_are_right(shared, shape, gap, rng):
+    m, n, k = shape
+    a, b, c = (random_matrix(rng, PRECISIONS["s"], x, y + gap)[:, :y]
+               for x, y in ((m, k), (k, n), (m, n)))  # fmt: skip
+    check(shared, a, b, c, 0.5)
+    check(shared, a.T.copy().T, b.T.copy().T, c)
+
+
+def test_a_part_is_no_larger_than_a_piece():
+    shares = direct.Shares(0.3, 2, 4 * KB)
+    operands = [(None, np.zeros((70, 90))), (None, np.zeros((600, 90))[:, :80])]
+    _, others = direct._pieces(operands, shares)
+    assert max(x.nbytes for _, (_, x) in others) <= 4 * KB
+    own = 70 * 90 * 8 + 600 * 80 * 8 - sum(x.nbytes for _, (_, x) in others)
+    assert 0.29 < own / (70 * 90 * 8 + 600 * 80 * 8) < 0.31
+
+
+def test_ctrl_c_while_other_threads_copy_leaves_everything_usable(shared, rng, monkeypatch):
     a, b, c = operands(rng)
-    check(shared, a, b, c)
+    happens, made = pressed_after(0)
     with monkeypatch.context() as patch:
-        on_copies(patch, pressed_after(turn)[0])
-        with registry.using(shared), pytest.raises(KeyboardInterrupt):
-            gemm(1.0, a, b, 0.0, c)
-    staging = engines.of(shared).threads.staging
-    assert len(staging._spare) == staging.count, "all was proved to be free"
-    check(shared, a, b, c)
+        on_copies(patch, happens)
+        check(shared, a, b, c)
+    for turn in range(1, len(made) + 1):
+        with monkeypatch.context() as patch:
+            on_copies(patch, pressed_after(turn)[0])
+            with registry.using(shared), pytest.raises(KeyboardInterrupt):
+                gemm(1.0, a, b, 0.0, c)
+        staging = engines.of(shared).threads.staging
+        assert len(staging._spare) == staging.count, "all was proved to be free"
+        check(shared, a, b, c)
+    engines.of(shared).threads.trim()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_memory_that_is_short_while_other_threads_copy_costs_no_result(
+    shared, beta, rng, monkeypatch
+):
+    """Unless a part of a C that is read was overwritten by then."""
+    monkeypatch.setattr(StreamedCall, "run", RUN)
+    a, b, c = operands(rng)
+    check(shared, a, b, c, beta)
+    refusals, torn = [], 0
+
+    def refused(copy, into, *_):
+        refusals.append(isinstance(into, np.ndarray))
+        if len(refusals) == turn:
+            raise out_of_memory()
+        return copy()
+
+    for turn in range(1, 20):
+        refusals.clear()
+        before = c.copy()
+        with monkeypatch.context() as patch:
+            on_copies(patch, refused)
+            try:
+                check(shared, a, b, c, beta)
+            except MemoryError:
+                assert beta, "C is not read"
+                assert refusals[-1], "C was not written before"
+                torn += 1
+                c[...] = before
+        if len(refusals) < turn:
+            break
+    assert 3 < turn < 20
+    assert (torn > 0) == (beta > 0)
     engines.of(shared).threads.trim()
 
 
@@ -219,7 +285,7 @@ def test_a_thread_that_cannot_copy_fails_the_call(shared, rng, monkeypatch):
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StagingBuffer, "like", fails)
+        patch.setattr(np, "copyto", fails)
         with registry.using(shared), pytest.raises(MemoryError):
             gemm(1.0, a, b, 0.5, c)
     np.testing.assert_array_equal(c, before)

@@ -347,7 +347,7 @@ def test_a_result_torn_by_a_failure_is_not_read_again(apart, rng, monkeypatch):
     real, copied = copies.Copies._end, []
 
     def end(self, job):
-        if job.copy.to_host:
+        if self._jobs[job][1].to_host:
             copied.append(job)
             if len(copied) == 2:
                 self._to_fetch.clear()
@@ -377,7 +377,7 @@ def test_a_block_that_came_home_unheard_is_not_computed_anew(apart, rng, monkeyp
 
     def fails(self):
         happened = unload(self)
-        home = [job for job in self._jobs if job.copy.to_host]
+        home = [job for job, (_, copy, _) in self._jobs.items() if copy.to_host]
         if home and not failed.is_set():
             until(home[0].lock.locked)
             failed.set()
