@@ -94,18 +94,21 @@ class _Launch:
         kernel = self.kernel
         if kernel.owner is not self or self.bound != bound:
             self.bind_numbers(bound)
-        if self.is_plain:
-            kernel.set_memory((3, values[2], 4, values[3], 5, values[4]))
-            return
         if self._cell:
             kernel.set_numbers((self._cell, INT.pack(cell or 0)))
+        kernel.set_memory(self.memory(values, more))
+
+    def memory(self, values: Values, more: Memory) -> tuple[Any, ...]:
+        """List the arguments that are memory: places and values in turn."""
+        if self.is_plain:
+            return 3, values[2], 4, values[3], 5, values[4]
         memory: tuple[Any, ...] = ()
         if not self._in_scratch:
             a, b, c = self._operands
             memory = a, values[2], b, values[3], c, values[4]
         for i, slot in self._more:
             memory += i, values[slot] if slot < LAST_OPERAND else more[slot - LAST_OPERAND]
-        kernel.set_memory(memory)
+        return memory
 
     def bind_numbers(self, bound: Bound) -> None:
         """Set the arguments that are no memory."""
@@ -266,19 +269,23 @@ class KernelRunner:
         def enqueue(c: Any) -> None:
             self.enqueue((alpha, beta, left, right, c, offsets), state, [], in_order=True)
 
-        if bare is None or len(self._launches) > 1 or not first.is_plain:
+        if bare is None or len(self._launches) > 1 or self._counts:
             return enqueue
         device, kernel, handle, arguments = self._device, first.kernel, state.handle, first.bare
         bound = offsets, *self._factors(values)
+        is_alone, takes_tickets = self._is_alone, self._takes_tickets
 
         def launch(c: Any) -> None:
             device.running.append(None)
             try:
                 with device.lock:
-                    state.used = True
+                    if is_alone:
+                        state.used, more = True, NOTHING
+                    else:
+                        more = state.memory(self.scratch_bytes, takes_tickets=takes_tickets)
                     if kernel.owner is not first or first.bound is not bound:
                         first.bind_numbers(bound)
-                    kernel.set_memory((3, left, 4, right, 5, c))
+                    kernel.set_memory(first.memory((alpha, beta, left, right, c, offsets), more))
                     if not bare(handle, *arguments):
                         return
             finally:

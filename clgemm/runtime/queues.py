@@ -54,6 +54,7 @@ class LaunchState:
         self.last: cl.Event | None = None
         """The last launch of the last call, if the queue does not run in order."""
         self._scratch = scratch
+        self._scratch_bytes = 0 if scratch is None else scratch.size
         self._counters: cl.Buffer | None = None
         self._tickets: cl.Buffer | None = None
         self._pool = pool
@@ -76,11 +77,19 @@ class LaunchState:
             wait_for = self._get_tickets(wait_for)
         return wait_for or None, (scratch, counters, self._tickets)
 
+    def memory(self, scratch_bytes: int, *, takes_tickets: bool) -> tuple[Any, Any, Any]:
+        """Return what `begin` does where the queue runs in order, for what takes no counters."""
+        self.used = True
+        if takes_tickets and self._tickets is None:
+            self._get_tickets([])
+        return self._scratch_of(scratch_bytes) if scratch_bytes else None, None, self._tickets
+
     def _scratch_of(self, nbytes: int) -> cl.Buffer:
         """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
-        if self._scratch is None or self._scratch.size < nbytes:
+        if self._scratch is None or self._scratch_bytes < nbytes:
             self._scratch = None
             self._scratch = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
+            self._scratch_bytes = nbytes
         return self._scratch
 
     def _zeros(self, wait_for: list[cl.Event]) -> tuple[cl.Buffer, list[cl.Event]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -374,6 +375,33 @@ def test_what_the_driver_refuses_pyopencl_tries_again(device, name, rng, monkeyp
     host_memory.fetch(device, places[2], c)
     np.testing.assert_allclose(c, 2 * a @ b, rtol=1e-5, atol=1e-5)
     assert refused
+
+
+def test_what_takes_scratch_is_launched_at_once_with_what_the_queue_has(device, rng, monkeypatch):
+    """Parts of k leave sums there, after others were trimmed and where others need more, too."""
+    precision, family, k = PRECISIONS["s"], BY_NAME["gemv"], 100_000
+    g = Gemm("s", 20, 1, k, 1, False, False, 20, 0, False, False, k, 0, 20, 0, False, False)
+    traits = replace(device.traits, compute_units=64, kind="gpu", compute_capability=None)
+    plan = family.plan(traits, g, family.default(device.traits, precision))
+    parts = plan._replace(steps=plan.steps[:1])
+    assert parts.scratch_bytes > 0
+    runner = KernelRunner(device, g, parts)
+    monkeypatch.setattr(runner, "enqueue", lambda *_, **__: pytest.fail("the long way"))
+    a, b = random_matrix(rng, precision, 20, k), random_matrix(rng, precision, k, 1)
+    places = [host_memory.place(device, x) for x in (a, b, np.zeros((20, 1), np.float32))]
+    state = LaunchState(device.context, device.queue)
+    launch = runner.repeated((1.0, 0.0, *places, (0, 0, 0)), state)
+    size = 4
+    for _ in range(3):
+        state.memory(size, takes_tickets=False)
+        state.used = False
+        launch(places[2])
+        assert state.used
+        found = np.empty((parts.scratch_bytes // 80, 20), np.float32)
+        cl.enqueue_copy(device.queue, found, state._scratch)
+        np.testing.assert_allclose(found.sum(axis=0), (a @ b)[:, 0], atol=1e-6 * k)
+        state.trim()
+        size = 2 * parts.scratch_bytes
 
 
 @pytest.mark.parametrize("name", ["direct", "gpu_tiled"])
