@@ -110,7 +110,7 @@ class Job:
         self, call: Caller, into: NDArray[Any], source: NDArray[Any], write: Write | None = None
     ) -> None:
         self._call = call
-        self._into, self._source, self._write = into, source, write
+        self._into, self._values, self._write = into, source, write
         self.error: BaseException | None = None
         self.is_done = False
         self.lock = threading.Lock()
@@ -122,7 +122,7 @@ class Job:
             if self._call.is_over:
                 return
             try:
-                (self._write or np.copyto)(self._into, self._source)
+                (self._write or np.copyto)(self._into, self._values)
                 self.is_done = True
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error

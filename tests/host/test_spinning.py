@@ -119,7 +119,7 @@ from clgemm.streaming import direct
 real = registry.current()
 found = next(f for f in devices.find() if f.traits == real.traits)
 traits = replace(real.traits, kind="gpu", unified_memory=False, system_svm=False)
-direct.SHARED = 1 << 20
+direct.SENT = 1 << 20
 seen = []
 park, go_on = parking.park, parking.unpark
 parking.park = lambda threads: (park(threads), seen.append(run_on()))[0]
@@ -147,7 +147,7 @@ with registry.using(Device(found._replace(traits=traits), "a test")):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "change", ["direct.SHARED = 1 << 30", "parking.why_not = lambda: 'as on another processor'"]
+    "change", ["direct.SENT = 1 << 30", "parking.why_not = lambda: 'as on another processor'"]
 )
 def test_nothing_is_stopped_for_a_device_that_does_not_need_the_cores(parks, change):
     """Copies of little, by the driver; ended threads would cost NumPy more than a copy takes."""
