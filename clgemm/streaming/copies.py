@@ -107,10 +107,10 @@ class Job:
     """
 
     def __init__(
-        self, call: Caller, into: NDArray[Any], source: NDArray[Any], write: Write | None = None
+        self, call: Caller, into: NDArray[Any], values: NDArray[Any], write: Write | None = None
     ) -> None:
         self._call = call
-        self._into, self._values, self._write = into, source, write
+        self._into, self._values, self._write = into, values, write
         self.error: BaseException | None = None
         self.is_done = False
         self.lock = threading.Lock()

@@ -15,6 +15,7 @@ import clgemm
 from clgemm.api import device_arrays, repeated_arrays
 from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME
+from clgemm.kernels.family import TICKETS
 from clgemm.problem import PRECISIONS, Gemm
 from clgemm.runtime import ending, host_memory, opencl, registry
 from clgemm.runtime.events import InOrder
@@ -402,6 +403,19 @@ def test_what_takes_scratch_is_launched_at_once_with_what_the_queue_has(device, 
         np.testing.assert_allclose(found.sum(axis=0), (a @ b)[:, 0], atol=1e-6 * k)
         state.trim()
         size = 2 * parts.scratch_bytes
+
+
+def test_tickets_are_zeros_and_the_same_until_they_are_given_back(device):
+    state = LaunchState(device.context, device.queue)
+    *others, tickets = state.memory(0, takes_tickets=True)
+    assert others == [None, None]
+    found = np.ones(TICKETS, np.uint32)
+    cl.enqueue_copy(device.queue, found, tickets)
+    assert not found.any()
+    assert state.memory(0, takes_tickets=True)[2] is tickets
+    assert state.begin([], 0, counts=False, takes_tickets=True)[1][2] is tickets
+    state.trim()
+    assert state.memory(0, takes_tickets=True)[2] is not tickets
 
 
 @pytest.mark.parametrize("name", ["direct", "gpu_tiled"])

@@ -280,6 +280,22 @@ def test_fitted_tiles_can_run(code, traits):
         assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
 
 
+@pytest.mark.parametrize(("code", "k", "stages"), [
+    ("d", 33, 3), ("d", 32, 2), ("d", 17, 2), ("d", 16, 3), ("z", 17, 3), ("z", 9, 2), ("z", 8, 3),
+])  # fmt: skip
+def test_where_a_slice_has_all_of_the_depth_two_stages_do(code, k, stages):
+    """Of the deep slices alone: of shallow ones two were slower."""
+    default = FAMILY.default(H200, PRECISIONS[code])
+    ce = estimate.real_parts(gemm(code, 8, 8, 8))
+    g = gemm(code, 24, 90000, k)
+    for choice in partition._choices(default, ce, partition._is_single(g)):
+        assert choice.tile.stages == choice.config["STAGES"] == choice.shallow["STAGES"]
+        if choice.tile.kc == 32 and choice.tile.area < 64 * 64:
+            assert choice.tile.stages == stages
+        elif choice.tile.kc == 16:
+            assert choice.tile.stages == 4
+
+
 def test_thin_edges_are_strips_of_the_same_launch():
     default = FAMILY.default(H200, PRECISIONS["d"])
     g = gemm("d", 2049, 2050, 600, lda=2050, aligned=False, offset_c=7)

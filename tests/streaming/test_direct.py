@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 import reference
-from helpers import gemm, multiply_in_threads, press_at_any_moment
+from helpers import gemm, multiply_in_threads, press_at_any_moment, wait_until
 from layouts import separate
 
 from clgemm.dispatch import engines
@@ -24,6 +26,7 @@ from clgemm.streaming.stream import StreamedCall
 from clgemm.tuning.measure.verify import random_matrix
 
 KB = 1 << 10
+SECONDS = 60  # that a thread may take to come about
 RUN = StreamedCall.run
 
 
@@ -232,6 +235,48 @@ def test_memory_that_is_short_while_other_threads_copy_costs_no_result(
     assert 3 < turn < 20
     assert (torn > 0) == (beta > 0)
     engines.of(shared).threads.trim()
+
+
+@pytest.mark.parametrize("to_host", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+def test_ctrl_c_waits_for_threads_that_copy_and_no_other_begins(
+    shared, most, to_host, rng, monkeypatch
+):
+    """Else one of them would write into a C that is the caller's again."""
+    a, b, c = operands(rng)
+    threads = engines.of(shared).threads
+    monkeypatch.setattr(threads, "_most", most)
+    check(shared, a, b, c)
+    gate, began, copied, real = threading.Event(), [], [], np.copyto
+
+    def copyto(into, source):
+        if np.shares_memory(into, c) == to_host:
+            began.append(into)
+            place = len(began)
+            gate.wait(SECONDS)
+            time.sleep(0.1 * place)
+            copied.append(into)
+        real(into, source)
+
+    def happens(copy, into, _, named):
+        if named["is_blocking"] and isinstance(into, np.ndarray) == to_host:
+            wait_until(lambda: len(began) == most)
+            threading.Timer(0.1, gate.set).start()
+            raise KeyboardInterrupt
+        return copy()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "copyto", copyto)
+        on_copies(patch, happens)
+        with registry.using(shared), pytest.raises(KeyboardInterrupt):
+            gemm(1.0, a, b, 0.0, c)
+        assert len(copied) == most
+        done = threading.Event()
+        threads.submit(done.set)
+        assert done.wait(SECONDS)
+        assert len(began) == most
+    check(shared, a, b, c)
+    threads.trim()
 
 
 def test_pinned_memory_that_a_second_ctrl_c_leaves_in_use_is_not_used_again(
