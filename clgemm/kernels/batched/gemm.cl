@@ -85,6 +85,8 @@ INLINE Place place_of(int u, int lane, int along_k, int width)
     return at;
 }
 
+#define IS_WITHIN(p, depth) (!GUARD_K || (p) < (depth))
+
 // Reads a slice of an entry.  `wide`, `depth`: what there is of it; beyond are zeros, since what is
 // beyond k in one operand meets what is beyond k in the other.
 INLINE void read_slice(VecG *next, __global const ELEM *x, long ld, int along_k, int width, int guard,
@@ -95,7 +97,7 @@ INLINE void read_slice(VecG *next, __global const ELEM *x, long ld, int along_k,
         const Place at = place_of(u, lane, along_k, width);
         const int w = along_k ? at.across : at.along, p = along_k ? at.along : at.across;
         next[u].whole = (RealsG)(0);
-        if (at.is_there && (!guard || w < wide) && (!GUARD_K || p < depth))
+        if (at.is_there && (!guard || w < wide) && IS_WITHIN(p, depth))
             next[u].whole = *(__global const RealsG *)(x + at.along + at.across * ld);
     }
 }

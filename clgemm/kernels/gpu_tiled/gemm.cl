@@ -235,7 +235,7 @@ void gpu_tiled(GEMM_ARGS)
         for (int block = 0; block < DEPTH; block += KU) {
             UNROLL
             for (int p = block; p < block + KU; p++) {
-                if (ENDS(p) || (!(LOCAL_A && LOCAL_B) && p >= left))
+                if ((!(LOCAL_A && LOCAL_B) && p >= left) || ENDS(p))
                     break;  // a tile holds zeros there, global memory anything
                 READ(0, p)
                 multiply(acc, va[0], vb[0]);

@@ -334,8 +334,9 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     double acc[FRAGS_B][FRAGS_A][2][4] = {{{{0}}}};
 
     // Slices of which each copy lies inside or outside as a whole, as all of packed panels do.
-    const int split = (SPLITS(PACK_A, KIND_A, WIDE_A) && i0 + MC > m && (m - i0) % 2) ||
-                      (SPLITS(PACK_B, KIND_B, WIDE_B) && j0 + NC > n && (n - j0) % 2);
+#define SPLIT_A (SPLITS(PACK_A, KIND_A, WIDE_A) && i0 + MC > m && (m - i0) % 2)
+#define SPLIT_B (SPLITS(PACK_B, KIND_B, WIDE_B) && j0 + NC > n && (n - j0) % 2)
+    const int split = SPLIT_A || SPLIT_B;
     const int whole = !GATHERS ? slices : split ? 0 : left / KC;
     uint is_empty = 1;  // no buffer was filled before
     _Pragma("unroll 1")

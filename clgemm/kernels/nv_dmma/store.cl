@@ -101,6 +101,9 @@ INLINE uint item_again(void)
     return item;
 }
 
+// Whether two neighbours in each column can be stored as one.
+#define IS_ALIGNED(to, ld) (IS_COMPLEX || (((ulong)(to) | (ulong)(ld) * 8) & 15) == 0)
+
 // Store a macro-tile whose first element goes to `to`, `rows` rows and `columns` columns inside C.
 INLINE void store_tile(double acc[FRAGS_B][FRAGS_A][2][4], __global ELEM *to, long ld, int rows,
                        int columns, ELEM alpha, ELEM beta, const int beta_is, __local double *room)
@@ -108,8 +111,8 @@ INLINE void store_tile(double acc[FRAGS_B][FRAGS_A][2][4], __global ELEM *to, lo
     const uint me = item_again(), warp = me / 32 % (WARPS_M * WARPS_N);
     const int lane = me % 32, g4 = lane / 4, q4 = lane % 4, warp_k = me / 32 / (WARPS_M * WARPS_N);
     const int warp_m = warp % WARPS_M, warp_n = warp / WARPS_M;
-    const int as_pairs = beta_is == BETA_ZERO && rows >= MC && columns >= NC &&
-                         (IS_COMPLEX || (((ulong)to | (ulong)ld * 8) & 15) == 0);
+    const int as_pairs =
+        beta_is == BETA_ZERO && rows >= MC && columns >= NC && IS_ALIGNED(to, ld);
     to += warp_m * WM + warp_n * WN * ld;
     if (as_pairs) {
         UNROLL

@@ -12,6 +12,7 @@
 #ifndef TAKES_FP16
 #define TAKES_FP16 0  // 1: k is deep enough for the bound, and for fp16 to pay
 #endif
+#define OF_FP16(x) (TAKES_FP16 ? (x) : 0)
 #define LEAST_FP16 0x1p-14f
 #define MOST_FP16 0x7bff  // bits of 65504, beside which there is infinity
 #define TARGET 12         // exponent that the largest float gets: others may be eight times as large

@@ -173,10 +173,10 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
 #pragma unroll 1
         for (int turns = t.turns; turns > 0; turns--) {
             NEXT_FULL();
-            const float factor = TAKES_FP16 ? marks.factor[turn.stage] : 0;
-            const int skip = TAKES_FP16 ? any_of_warp(marks.left_out[turn.stage] == taken) : 0;
+            const float factor = OF_FP16(marks.factor[turn.stage]);
+            const int skip = OF_FP16(any_of_warp(marks.left_out[turn.stage] == taken));
             turns += skip;  // there comes another one for it
-            if (idle || skip) {
+            if (idle || OF_FP16(skip)) {
                 GIVE_BACK();
             } else {
                 const uint at = first_slot + turn.stage * SLOT;

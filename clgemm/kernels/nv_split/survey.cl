@@ -152,7 +152,7 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
         barrier(CLK_LOCAL_MEM_FENCE);
     }
 
-    if (item < RECORD_ROWS && !both_edges) {
+    if (!both_edges && item < RECORD_ROWS) {
         uint2 all = NOTHING;
         UNROLL
         for (int i = 0; i < 32; i++)
@@ -162,7 +162,7 @@ void nv_split_survey(GEMM_ARGS, const Split s, __global uchar *scratch)
             [record * RECORD_ROWS + item] = exponent_in(mark);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (item == 0 && !both_edges) {
+    if (!both_edges && item == 0) {
         int2 all = marks[0];
         UNROLL
         for (int i = 1; i < RECORD_ROWS; i++)
