@@ -29,7 +29,11 @@ HIDDEN = (1.0, 0.71, 0.71, 0.45)
 
 The last by 2080 timings of 160 stacks."""
 STAGGER = 0.7  # clocks for each element, by which a macro-tile begins after another of its unit
-STAGGERED = 0.8  # how much of the ends that are not hidden stays so then
+STAGGERED = (1.0, 0.9, 0.75, 0.8)
+"""How much of the ends that are not hidden stays so then, by how many run together ...
+
+By 2700 timings of 90 products of little depth."""
+STAGGERED_LARGE, LARGE = 0.8, 2e8  # ... and where C has more bytes than this, however many do
 STAGGERED_TURNS, STAGGERED_ENDS = 2, 6
 """Where macro-tiles begin so: where a unit has its fill of them this often or more, and products
 take at most so many times as long as the store."""
@@ -200,11 +204,16 @@ class _Unit(NamedTuple):
     copies: float
     stored: float
     """Clocks for the store of a macro-tile."""
+    is_large: bool
+    """Whether C is: see `LARGE`."""
 
     def ends(self, number: int, *, staggered: bool = False) -> float:
         """Return the clocks in which so many macro-tiles that run together begin and end."""
-        end = (self.stored + self.copies) * (STAGGERED if staggered else 1.0)
-        return number * end * HIDDEN[min(number, len(HIDDEN)) - 1] + WAVE
+        last = min(number, len(HIDDEN)) - 1
+        end = self.stored + self.copies
+        if staggered:
+            end *= STAGGERED_LARGE if self.is_large else STAGGERED[last]
+        return number * end * HIDDEN[last] + WAVE
 
     def slices(self, number: int) -> float:
         """Return the clocks of a slice of each of so many macro-tiles that run together."""
@@ -239,7 +248,8 @@ def _unit(g: Gemm, tile: Tile) -> _Unit:
     slower = FASTER + FRAGMENTS * (1 / tile.wm + 1 / tile.wn)
     products = tile.kc * tile.area / PRODUCTS * slower
     stored = (ODD_ENDS if real_parts(g) == 1 and g.ldc % 2 else ENDS) * tile.area
-    return _Unit(tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), stored)
+    is_large = g.m * g.n * g.batch * precision_of(g).itemsize > LARGE
+    return _Unit(tile, products, _change_clocks(g, tile), _copy_clocks(g, tile), stored, is_large)
 
 
 class _Reads(NamedTuple):
