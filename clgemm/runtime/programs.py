@@ -38,6 +38,8 @@ class BoundKernel:
         self.handle = opencl.make_kernel(program, name)
         self.owner: object = None
         """Whose constants are set."""
+        self.repeats: object = None
+        """What has set all arguments, to launch it again with another C."""
         self.set_numbers, self.set_memory = opencl.argument_setters(self.handle)
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -392,17 +393,21 @@ def test_what_takes_scratch_is_launched_at_once_with_what_the_queue_has(device, 
     places = [host_memory.place(device, x) for x in (a, b, np.zeros((20, 1), np.float32))]
     state = LaunchState(device.context, device.queue)
     launch = runner.repeated((1.0, 0.0, *places, (0, 0, 0)), state)
-    size = 4
-    for _ in range(3):
-        state.memory(size, takes_tickets=False)
+    known = []
+    # Less and more than it needs, as the launch before left it, and after all was given back.
+    for size in (4, 0, None, 2 * parts.scratch_bytes, 0, None, 0):
+        if size is None:
+            state.trim()
+        elif size:
+            state.memory(size, takes_tickets=False)
         state.used = False
         launch(places[2])
         assert state.used
+        known.append(state._scratch)  # others do not lie where it did
         found = np.empty((parts.scratch_bytes // 80, 20), np.float32)
         cl.enqueue_copy(device.queue, found, state._scratch)
         np.testing.assert_allclose(found.sum(axis=0), (a @ b)[:, 0], atol=1e-6 * k)
-        state.trim()
-        size = 2 * parts.scratch_bytes
+        cl.enqueue_copy(device.queue, state._scratch, np.full_like(found, np.nan))
 
 
 def test_tickets_are_zeros_and_the_same_until_they_are_given_back(device):
@@ -419,25 +424,32 @@ def test_tickets_are_zeros_and_the_same_until_they_are_given_back(device):
 
 
 @pytest.mark.parametrize("name", ["direct", "gpu_tiled"])
-def test_plans_that_share_a_kernel_set_their_own_numbers(device, name, rng):
-    """Sizes, offsets and factors."""
+def test_plans_that_share_a_kernel_set_their_own_arguments(device, name, rng):
+    """Sizes, offsets, factors and memory, whoever has launched it before, themselves among them."""
     precision, family = PRECISIONS["s"], BY_NAME[name]
     config, again = family.default(device.traits, precision), []
     for m, alpha in ((64, 2.0), (60, 3.0), (64, -1.0)):
         g = Gemm("s", m, 8, 30, 1, False, False, m, 0, False, False, 30, 0, m, 0, False, False)
         runner = KernelRunner(device, g, family.plan(device.traits, g, config))
-        a, b, c = (random_matrix(rng, precision, *s) for s in ((m, 30), (30, 8), (m, 8)))
-        places = [host_memory.place(device, x) for x in (a, b, c)]
-        state = LaunchState(device.context, device.queue)
-        launch = runner.repeated((alpha, 0.0, *places, (0, 0, 0)), state)
-        again.append((launch, places[2], c, alpha * a @ b))
-    for _ in range(2):
-        for launch, place, c, want in again:
-            launch(place)
-            device.queue.finish()
-            host_memory.fetch(device, place, c)
-            np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-5)
-            c[...] = np.nan
+        a, b = random_matrix(rng, precision, m, 30), random_matrix(rng, precision, 30, 8)
+        results = [np.full((m, 8), np.nan, np.float32, "F") for _ in range(3)]
+        left, right, *places = (host_memory.place(device, x) for x in (a, b, *results))
+        values = alpha, 0.0, left, right, places[0], (0, 0, 0)
+        launch = runner.repeated(values, LaunchState(device.context, device.queue))
+        want = alpha * a @ b
+        again += [(launch, x, c, want) for x, c in zip(places, results, strict=True)]
+        again.append((partial(_executed, runner, values), places[0], results[0], want))
+    for compute, place, c, want in (again[i] for i in rng.integers(len(again), size=80)):
+        compute(place)
+        device.queue.finish()
+        host_memory.fetch(device, place, c)
+        np.testing.assert_allclose(c, want, rtol=1e-4, atol=1e-5)
+        c[...] = np.nan
+
+
+def _executed(runner, values, c):
+    """Compute it the long way."""
+    runner.execute((*values[:4], c, values[5]))
 
 
 def test_a_forked_child_forgets_them():
