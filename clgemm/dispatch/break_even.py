@@ -68,6 +68,22 @@ the smallest ones alone say nothing of the others."""
 BUILD_SECONDS = 0.1  # a first run that takes longer has built a kernel
 
 
+def _always(_: Call) -> bool:
+    return True
+
+
+class Limits(NamedTuple):
+    """What a measurement may take."""
+
+    until: float = math.inf
+    """Of `time.monotonic`: what takes longer, builds of kernels included, is left out."""
+    is_ready: Callable[[Call], bool] = _always
+    """Whether the device may compute a call; what would take a build of a kernel is left out."""
+
+
+NO_LIMITS = Limits()
+
+
 class _Measured(NamedTuple):
     """What is stored of one precision."""
 
@@ -136,7 +152,7 @@ class BreakEvens:
         return found is None or not found.settled
 
     def measure(
-        self, precision: Precision, on_device: Product, until: float = math.inf
+        self, precision: Precision, on_device: Product, limits: Limits = NO_LIMITS
     ) -> BreakEven | None:
         """Measure a precision on both sides, unless that is done, and keep it for later processes.
 
@@ -146,8 +162,8 @@ class BreakEvens:
             What is multiplied.
         on_device : callable
             Computes a call on the device, transfers included.
-        until : float
-            Of `time.monotonic`: what takes longer, builds of kernels included, is left out.
+        limits : Limits
+            What it may take.
 
         Returns
         -------
@@ -158,7 +174,7 @@ class BreakEvens:
             return None
         tuned = self._parameters.of(precision.code)
         with self._lock:
-            return _read_or_measure(self._device, precision, _stamp(tuned), on_device, until)
+            return _read_or_measure(self._device, precision, _stamp(tuned), on_device, limits)
 
 
 def _stamp(tuned: Tuned) -> str:
@@ -168,7 +184,7 @@ def _stamp(tuned: Tuned) -> str:
 
 
 def _read_or_measure(
-    device: Device, precision: Precision, stamp: str, on_device: Product, until: float
+    device: Device, precision: Precision, stamp: str, on_device: Product, limits: Limits
 ) -> BreakEven:
     store, name = lookup.store_for(device.traits), lookup.entry_name(precision)
     found = _read(store, name, stamp)
@@ -179,8 +195,16 @@ def _read_or_measure(
         before = _read(store, name, stamp)
         if before is not None and (before.settled or before != found):
             return before.times
+        left_out: list[Call] = []
+
+        def is_ready(call: Call) -> bool:
+            ready = limits.is_ready(call)
+            if not ready:
+                left_out.append(call)
+            return ready
+
         neighbours, start = timing.Neighbours(), time.perf_counter()
-        times = measured(precision, on_device, until)
+        times = measured(precision, on_device, limits._replace(is_ready=is_ready))
         busy = neighbours.share() > timing.FOREIGN_SHARE * processor.usable_cores()
         log.info(
             "measured where %sgemm breaks even with the host's BLAS in %.2f s%s",
@@ -189,7 +213,8 @@ def _read_or_measure(
         tries = (before.tries if before is not None else 0) + 1
         if busy and before is not None:
             times = times.least(before.times)
-        found = _Measured(times, tries if busy or time.monotonic() > until else ENOUGH)
+        again = busy or left_out or time.monotonic() > limits.until
+        found = _Measured(times, tries if again else ENOUGH)
         _write(store, name, stamp, found)
     return found.times
 
@@ -246,7 +271,7 @@ def drawn(plain: int = PLAIN, stacks: int = STACKS) -> tuple[Shape, ...]:
 SHAPES = drawn()
 
 
-def measured(precision: Precision, on_device: Product, until: float = math.inf) -> BreakEven:
+def measured(precision: Precision, on_device: Product, limits: Limits = NO_LIMITS) -> BreakEven:
     """Time whole products of a few dozen shapes on both sides, the smallest ones in any case.
 
     Each side waits until the other's threads, which spin on for a while, leave it the cores.  Noise
@@ -257,12 +282,16 @@ def measured(precision: Precision, on_device: Product, until: float = math.inf) 
     memory = tuple(rng.random(ELEMENTS).astype(precision.dtype) for _ in "abc")
     host: dict[Shape, float] = {}
     device: dict[Shape, float] = {}
-    for multiply, times in ((host_blas.multiply, host), (on_device, device)):
+    on_host = limits._replace(is_ready=_always)
+    for multiply, times, within in (
+        (host_blas.multiply, host, on_host),
+        (on_device, device, limits),
+    ):
         start = time.perf_counter()
         timing.settle(MOST_SECONDS / 4)
         left = MOST_SECONDS / 2 - (time.perf_counter() - start)
         for _ in range(ROUNDS):
-            left -= _pass(multiply, memory, times, left, until)
+            left -= _pass(multiply, memory, times, left, within)
     return BreakEven(Curve.fitted(host), Curve.fitted(device))
 
 
@@ -285,22 +314,24 @@ def _call(shape: Shape, memory: tuple[NDArray[Any], ...]) -> Call:
 
 def _pass(
     multiply: Product, memory: tuple[NDArray[Any], ...], least: dict[Shape, float], most: float,
-    end: float,
+    limits: Limits,
 ) -> float:  # fmt: skip
     """Time every shape that is not too large, or was timed before and is not long.
 
     Returns
     -------
     float
-        The seconds that this took, builds aside: about `most` at the most, and less if `end` comes.
+        The seconds that this took, builds aside: about `most` at the most, and less within limits.
     """
     again, spent = bool(least), 0.0
     for place, shape in enumerate(list(least) if again else SHAPES):
         if again and min(list(least.values())[place:]) > LONG:
             break
         call = _call(shape, memory)
+        if least and not again and not limits.is_ready(call):
+            continue
         for _ in range(RETRIES):
-            if least and (spent > most or time.monotonic() > end):
+            if least and (spent > most or time.monotonic() > limits.until):
                 return spent
             times = _timed(multiply, call)
             spent += sum(times) - (times[0] if times[0] > BUILD_SECONDS else 0)

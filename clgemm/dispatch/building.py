@@ -66,6 +66,12 @@ def build(device: Device, parameters: Parameters, problem: Gemm, units: int) -> 
             log.warning("%s is not used on %s from here on: %s", config.family, device, error)
 
 
+def is_at_hand(device: Device, parameters: Parameters, problem: Gemm, units: int) -> bool:
+    """Tell whether the kernels of a problem take no compiler; see `build` for the parameters."""
+    plan = _plan(within_limits(device.traits, units), parameters, problem)[1]
+    return all(device.programs.is_at_hand(step.kernel) for step in plan.steps)
+
+
 def _plan(traits: DeviceTraits, parameters: Parameters, problem: Gemm) -> tuple[Config, Plan]:
     """Choose a configuration, and lay out the launches."""
     if problem.precision == HALF.code and parameters.claimed(problem) is None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from clgemm import settings
 from clgemm.dispatch import building, multi_device
-from clgemm.dispatch.break_even import MOST_SECONDS, BreakEvens
+from clgemm.dispatch.break_even import MOST_SECONDS, NO_LIMITS, BreakEvens, Limits
 from clgemm.dispatch.copying import CopyingRunner, copied_call
 from clgemm.dispatch.explanation import explained
 from clgemm.dispatch.integers import route_integers
@@ -355,7 +355,7 @@ class Engine:
                 end = time.monotonic() + settings.search_seconds()
                 find_or_default(lambda: self.parameters.of(code), lambda _why: None)
                 if code in self.parameters.searched:
-                    self.try_to_measure(precision, end)
+                    self.try_to_measure(precision, end, builds=False)
                     self.break_evens.forget(precision)
             self._found_out.add(code)
 
@@ -384,15 +384,21 @@ class Engine:
         self._by_size.discard(precision.code)
         self.forget()
 
-    def try_to_measure(self, precision: Precision, end: float = math.inf) -> None:
+    def try_to_measure(
+        self, precision: Precision, end: float = math.inf, *, builds: bool = True
+    ) -> None:
         """Measure break-evens where nobody has asked for it: no trouble reaches a product.
 
         By the `end` of the time that a first call may take, if there is one; a search on a busy
-        machine may have come near it.
+        machine may have come near it.  Unless it `builds`, shapes are left out whose kernels the
+        search has not built: each takes a second on a slow machine.
         """
         least = min(MOST_SECONDS, settings.search_seconds() / 2)
+        limits = Limits(max(end, time.monotonic() + least))
+        if not builds:
+            limits = limits._replace(is_ready=self._is_ready)
         try:
-            self.measure_break_evens(precision, max(end, time.monotonic() + least))
+            self.measure_break_evens(precision, limits)
         except (ClgemmError, MemoryError, OSError, self.device.cl.Error) as error:
             log.debug("break-evens were not measured: %s", error)
 
@@ -433,7 +439,12 @@ class Engine:
         self._use_measured(PRECISIONS[code])
         return result
 
-    def measure_break_evens(self, precision: Precision, until: float = math.inf) -> None:
+    def _is_ready(self, call: Call) -> bool:
+        """Tell whether the device needs no compiler for a call."""
+        problem = describe(*call.operands, call.c, reads_c=call.beta != 0)
+        return building.is_at_hand(self.device, self.parameters, problem, self.units())
+
+    def measure_break_evens(self, precision: Precision, limits: Limits = NO_LIMITS) -> None:
         """Measure where the device breaks even with the host, for later processes."""
         modes, before = settings.modes()._replace(route="device"), set(self.decisions)
 
@@ -441,7 +452,7 @@ class Engine:
             self.decide(call, modes).runner.run(call)
 
         try:
-            self.break_evens.measure(precision, on_device, until)
+            self.break_evens.measure(precision, on_device, limits)
         finally:
             # The kernels of these hundred shapes; what other threads have decided stays.
             for key in set(self.decisions) - before:

@@ -61,6 +61,10 @@ class Binaries:
         private_files.note_use(path, DAY)
         return binary
 
+    def has(self, text: str) -> bool:
+        """Tell whether there is a binary of a source text; it may be damaged."""
+        return private_files.status(self._path(text)) is not None
+
     def save(self, text: str, binary: bytes) -> None:
         """Keep a binary; a folder that cannot be written is the same as no folder."""
         path = self._path(text)

@@ -16,6 +16,7 @@ import clgemm
 from clgemm import settings
 from clgemm.api.repeated import multiplications
 from clgemm.dispatch import break_even, engines, times
+from clgemm.dispatch.break_even import Limits
 from clgemm.dispatch.route import SMALL_SHALLOW, SMALL_SHARED, is_small
 from clgemm.dispatch.times import OUTLIER, BreakEven, Curve, counts
 from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call
@@ -104,18 +105,33 @@ def test_what_takes_longer_than_it_may_is_left_out(monkeypatch):
     def builds(_call):
         time.sleep(0.05)
 
-    found = break_even.measured(S, builds, time.monotonic() + break_even.MOST_SECONDS / 2)
+    found = break_even.measured(S, builds, Limits(time.monotonic() + break_even.MOST_SECONDS / 2))
     assert 1 <= len(found.device.seconds) < 9
     assert len(found.host.seconds) == 9
-    found = break_even.measured(S, builds, time.monotonic())
+    found = break_even.measured(S, builds, Limits(time.monotonic()))
     assert (len(found.device.seconds), len(found.host.seconds)) == (1, 1)
 
 
 def test_one_long_build_leaves_the_host_its_time(monkeypatch):
     monkeypatch.setattr(break_even, "SHAPES", SHAPES[:9])
     monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
-    found = break_even.measured(S, lambda _call: time.sleep(0.3), time.monotonic() + 0.2)
+    found = break_even.measured(S, lambda _call: time.sleep(0.3), Limits(time.monotonic() + 0.2))
     assert (len(found.device.seconds), len(found.host.seconds)) == (1, 9)
+
+
+def test_shapes_that_are_not_ready_are_left_out_on_the_device_but_the_first(monkeypatch):
+    monkeypatch.setattr(break_even, "SHAPES", SHAPES[:9])
+    monkeypatch.setattr(break_even.timing, "settle", lambda _seconds: None)
+    asked, wide = [], SHAPES[5].m
+
+    def is_ready(call):
+        asked.append(call.c.shape[-2])
+        return call.c.shape[-2] == wide
+
+    found = break_even.measured(S, lambda _call: None, Limits(is_ready=is_ready))
+    assert list(found.host.seconds) == list(SHAPES[:9])
+    assert list(found.device.seconds) == [SHAPES[0], *(s for s in SHAPES[1:9] if s.m == wide)]
+    assert asked == [s.m for s in SHAPES[1:9]]
 
 
 @pytest.mark.parametrize("short", ["host", "device"])
@@ -137,11 +153,37 @@ def test_a_side_timed_at_a_few_shapes_predicts_nothing(short, cold, monkeypatch)
 def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
     cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
     monkeypatch.setattr(break_even, "measured", lambda *_: always("device"))
-    cold.measure_break_evens(S, time.monotonic() - 1)
+    cold.measure_break_evens(S, Limits(time.monotonic() - 1))
     assert cold.break_evens.known(S) is not None
     assert cold.break_evens.is_missing(S)
     cold.measure_break_evens(S)
     assert not cold.break_evens.is_missing(S)
+
+
+@pytest.mark.parametrize("at_hand", [True, False])
+def test_without_builds_only_kernels_that_are_at_hand_are_timed(at_hand, cold, monkeypatch):
+    """The first shape aside; what is left out is measured again."""
+    cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
+    monkeypatch.setattr(cold.device.programs, "is_at_hand", lambda _spec: at_hand)
+    measured, real = [], break_even.measured
+    monkeypatch.setattr(
+        break_even, "measured", lambda *given: measured.append(real(*given)) or measured[-1]
+    )
+    cold.try_to_measure(S, builds=False)
+    assert len(measured[0].device.seconds) == (len(break_even.SHAPES) if at_hand else 1)
+    assert cold.break_evens.is_missing(S) != at_hand
+    if not at_hand:
+        cold.try_to_measure(S)
+        assert len(measured[1].device.seconds) == len(break_even.SHAPES)
+        assert not cold.break_evens.is_missing(S)
+
+
+@pytest.mark.usefixtures("efforts")
+def test_a_first_call_builds_nothing_for_break_evens(on_cores, monkeypatch):
+    given = []
+    monkeypatch.setattr(on_cores, "try_to_measure", lambda *_, **more: given.append(more))
+    multiply(200)
+    assert given == [{"builds": False}]
 
 
 # --- predictions ----------------------------------------------------------------------------------
@@ -356,10 +398,10 @@ def test_threads_wait_for_what_the_first_one_measures(efforts, measurements, mon
     found, real = {}, break_even.measured
     late = threading.Thread(target=lambda: found.update(late=multiply(230)))
 
-    def measured(precision, on_device, until):
+    def measured(precision, on_device, limits):
         late.start()
         time.sleep(0.3)
-        return real(precision, on_device, until)
+        return real(precision, on_device, limits)
 
     def work(number):
         found[number] = multiply(200 + number)
@@ -379,9 +421,9 @@ def test_measuring_keeps_no_decision_and_loses_none(cold, monkeypatch):
         cold.parameters.use(code, lookup.defaults(cold.device.traits, precision, "a test"))
     meanwhile, real = [], break_even.measured
 
-    def measured(precision, on_device, until):
+    def measured(precision, on_device, limits):
         meanwhile.append(cold.decide(Call.of(1.0, x, x, 0.0, x.copy()), modes))
-        return real(precision, on_device, until)
+        return real(precision, on_device, limits)
 
     monkeypatch.setattr(break_even, "measured", measured)
     multiply(201)

@@ -12,7 +12,7 @@ from present import DEVICES
 from clgemm.errors import BuildError
 from clgemm.kernels import BY_NAME
 from clgemm.kernels.family import KernelSpec
-from clgemm.problem import PRECISIONS, Operand
+from clgemm.problem import PRECISIONS, Gemm, Operand
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.device import Device
@@ -56,6 +56,25 @@ def test_second_session_compiles_nothing(fresh, compiled, tmp_path):
     assert len(list((tmp_path / "programs").glob("*.bin"))) == 1
     multiply(fresh())
     assert len(compiled) == 1
+
+
+def test_what_takes_no_compiler_is_known(fresh, device, tmp_path):
+    """What was built here, or lies on disk; where the driver keeps programs nobody knows."""
+    family = BY_NAME["direct"]
+    g = Gemm("s", 5, 5, 5, 1, False, False, 5, 0, False, False, 5, 0, 5, 0, False, False)
+    plan = family.plan(device.traits, g, family.default(device.traits, PRECISIONS["s"]))
+    (spec,) = {step.kernel for step in plan.steps}
+    first, second = fresh(), fresh()
+    assert not first.programs.is_at_hand(spec)
+    first.programs.kernel(spec)
+    assert second.programs.is_at_hand(spec), "on disk"
+    for path in (tmp_path / "programs").glob("*.bin"):
+        path.unlink()
+    assert first.programs.is_at_hand(spec), "in memory"
+    assert not second.programs.is_at_hand(spec)
+    assert Device(next(f for f in DEVICES if f.traits == device.traits), "").programs.is_at_hand(
+        spec
+    )
 
 
 def test_the_kernel_that_tries_a_device_is_compiled_once(device, compiled, tmp_path):

@@ -528,8 +528,9 @@ def test_a_program_that_is_no_python_starts_no_worker(name, value, words, caplog
     assert words in caplog.text
 
 
+@pytest.mark.parametrize("traits", [HOPPER, CPU], ids=["GPU", "CPU"])
 @pytest.mark.parametrize("seconds", [0.0, 30.0])
-def test_workers_build_the_first_candidate_for_a_gpu_together(fake, monkeypatch, seconds):
+def test_workers_build_the_first_candidate_together(fake, monkeypatch, seconds, traits):
     """If that took long, nothing else is begun before it is measured."""
     now = [0.0]
     set_clock(monkeypatch, now)
@@ -546,8 +547,8 @@ def test_workers_build_the_first_candidate_for_a_gpu_together(fake, monkeypatch,
     real = pool.WorkerPool.build
     monkeypatch.setattr(pool.WorkerPool, "build", build)
     monkeypatch.setattr(fake, "answer", staticmethod(answer))
-    monkeypatch.setattr(devices, "find", lambda: (devices.Found(None, HOPPER),))
-    new_parameters(HOPPER).of("s")
+    monkeypatch.setattr(devices, "find", lambda: (devices.Found(None, traits),))
+    new_parameters(traits).of("s")
     first = fake.built[0][0]
     assert sorted(x for x in fake.built if x[1] is Task.BUILD) == sorted(
         (first, Task.BUILD, Part(number, 4)) for number in range(4)

@@ -160,7 +160,7 @@ class Search:
         if config in self._verified:
             return
         budget = self._budget
-        if not (self._verified or self._traits.unified_memory):
+        if not self._verified:
             took = self._build(Task.BUILD, config)
             self._built = config, took * self._pool.size
             self._is_slow = took > SLOW_SHARE * budget.seconds
