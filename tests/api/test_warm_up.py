@@ -93,7 +93,9 @@ def test_a_search_and_the_times_share_one_budget(monkeypatch):
             raise clgemm.TuningError("a test")
 
     monkeypatch.setattr(search, "Search", Search)
-    monkeypatch.setattr(break_even.BreakEvens, "measure", lambda *given: ends.append(given[-1]))
+    monkeypatch.setattr(
+        break_even.BreakEvens, "measure", lambda *given: ends.append(given[-1].until)
+    )
     begun = break_even.time.monotonic()
     clgemm.warm_up(((200, 200), (200, 200)))
     assert [effort.seconds for effort in efforts] == [4 - break_even.MOST_SECONDS]

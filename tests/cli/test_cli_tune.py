@@ -92,7 +92,7 @@ def test_the_keyboard_keeps_what_is_found(device, capsys, monkeypatch):
     ask, tried = Worker.ask, []
 
     def until_the_second(self, task, *arguments, **more):
-        if task is not Task.VERIFY:
+        if task not in {Task.BUILD, Task.VERIFY}:
             tried.append(task)
         if tried == [Task.MEASURE, Task.MEASURE]:
             raise KeyboardInterrupt
