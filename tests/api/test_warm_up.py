@@ -83,7 +83,7 @@ def test_a_search_and_the_times_share_one_budget(monkeypatch):
     """What ends both is the same moment, and each has its part."""
     monkeypatch.setenv("CLGEMM_TUNE", "auto")
     monkeypatch.setenv("CLGEMM_TUNE_SECONDS", "4")
-    efforts, ends = [], []
+    efforts, limits = [], []
 
     class Search:
         def __init__(self, *given):
@@ -93,13 +93,12 @@ def test_a_search_and_the_times_share_one_budget(monkeypatch):
             raise clgemm.TuningError("a test")
 
     monkeypatch.setattr(search, "Search", Search)
-    monkeypatch.setattr(
-        break_even.BreakEvens, "measure", lambda *given: ends.append(given[-1].until)
-    )
+    monkeypatch.setattr(break_even.BreakEvens, "measure", lambda *given: limits.append(given[-1]))
     begun = break_even.time.monotonic()
     clgemm.warm_up(((200, 200), (200, 200)))
     assert [effort.seconds for effort in efforts] == [4 - break_even.MOST_SECONDS]
-    assert [0 <= end - begun - 4 < 2 for end in ends] == [True]
+    assert [0 <= x.until - begun - 4 < 2 for x in limits] == [True]
+    assert limits[0].is_ready is break_even.NO_LIMITS.is_ready, "who asks for it waits"
 
 
 @pytest.mark.usefixtures("fresh")

@@ -15,11 +15,11 @@ from helpers import PATIENCE, run_threads
 import clgemm
 from clgemm import settings
 from clgemm.api.repeated import multiplications
-from clgemm.dispatch import break_even, engines, times
+from clgemm.dispatch import break_even, building, engines, times
 from clgemm.dispatch.break_even import Limits
 from clgemm.dispatch.route import SMALL_SHALLOW, SMALL_SHARED, is_small
 from clgemm.dispatch.times import OUTLIER, BreakEven, Curve, counts
-from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call
+from clgemm.problem import HERMITIAN, PRECISIONS, SYMMETRIC, Call, describe
 from clgemm.runtime import registry
 from clgemm.tuning.measure import timing
 from clgemm.tuning.measure.verify import random_matrix
@@ -176,6 +176,22 @@ def test_without_builds_only_kernels_that_are_at_hand_are_timed(at_hand, cold, m
         cold.try_to_measure(S)
         assert len(measured[1].device.seconds) == len(break_even.SHAPES)
         assert not cold.break_evens.is_missing(S)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_call_is_ready_if_all_of_its_kernels_are_at_hand(missing, cold, monkeypatch):
+    cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
+    x = np.ones((50, 50), np.float32)
+    call = Call.of(1.0, x, x, 0.0, x.copy())
+    g = describe(*call.operands, call.c, reads_c=False)
+    config, plan = building._plan(cold.device.traits, cold.parameters, g)
+    specs = [plan.steps[0].kernel, plan.steps[0].kernel._replace(name="another")]
+    steps = tuple(plan.steps[0]._replace(kernel=spec) for spec in specs)
+    monkeypatch.setattr(building, "_plan", lambda *_: (config, plan._replace(steps=steps)))
+    monkeypatch.setattr(cold.device.programs, "is_at_hand", lambda spec: spec != specs[missing])
+    assert not cold._is_ready(call)
+    monkeypatch.setattr(cold.device.programs, "is_at_hand", specs.__contains__)
+    assert cold._is_ready(call)
 
 
 @pytest.mark.usefixtures("efforts")
