@@ -66,10 +66,10 @@ def build(device: Device, parameters: Parameters, problem: Gemm, units: int) -> 
             log.warning("%s is not used on %s from here on: %s", config.family, device, error)
 
 
-def is_at_hand(device: Device, parameters: Parameters, problem: Gemm, units: int) -> bool:
-    """Tell whether the kernels of a problem take no compiler; see `build` for the parameters."""
+def is_built(device: Device, parameters: Parameters, problem: Gemm, units: int) -> bool:
+    """Tell whether all kernels of a problem are built; see `build` for the parameters."""
     plan = _plan(within_limits(device.traits, units), parameters, problem)[1]
-    return all(device.programs.is_at_hand(step.kernel) for step in plan.steps)
+    return all(device.programs.is_built(step.kernel) for step in plan.steps)
 
 
 def _plan(traits: DeviceTraits, parameters: Parameters, problem: Gemm) -> tuple[Config, Plan]:

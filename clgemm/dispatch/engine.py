@@ -442,7 +442,7 @@ class Engine:
     def _is_ready(self, call: Call) -> bool:
         """Tell whether the device needs no compiler for a call."""
         problem = describe(*call.operands, call.c, reads_c=call.beta != 0)
-        return building.is_at_hand(self.device, self.parameters, problem, self.units())
+        return building.is_built(self.device, self.parameters, problem, self.units())
 
     def measure_break_evens(self, precision: Precision, limits: Limits = NO_LIMITS) -> None:
         """Measure where the device breaks even with the host, for later processes."""

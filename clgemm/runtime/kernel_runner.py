@@ -282,14 +282,13 @@ class KernelRunner:
             device.running.append(None)
             try:
                 with device.lock:
-                    kept = state.kept  # until the launch, whoever gives it back meanwhile
-                    if kernel.repeats is me and (is_alone or kept[0] == known):
+                    if kernel.repeats is me and (is_alone or state.version == known):
                         state.used = True
                         kernel.set_memory((place, c))
                     else:
                         more = state.memory(self.scratch_bytes, takes_tickets=takes_tickets)
                         first.bind(bound, (alpha, beta, left, right, c, offsets), more, None)
-                        known, kernel.repeats = state.kept[0], me
+                        known, kernel.repeats = state.version, me
                     if not bare(handle, *arguments):
                         return
             finally:

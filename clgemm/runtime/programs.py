@@ -81,8 +81,8 @@ class Programs:
             self._kernels[spec] = kernel
         return kernel
 
-    def is_at_hand(self, spec: KernelSpec) -> bool:
-        """Tell whether a kernel takes no compiler; of what a driver keeps itself nobody knows."""
+    def is_built(self, spec: KernelSpec) -> bool:
+        """Tell whether a kernel is built, here or on disk; of what a driver keeps nobody knows."""
         if spec in self._programs or self._binaries is None:
             return True
         return self._binaries.has(_key(source.text(spec), spec.target))

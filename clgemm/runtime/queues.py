@@ -21,9 +21,6 @@ def finish(queue: cl.CommandQueue) -> bool:
     return True
 
 
-Kept = tuple[int, Any, Any]
-
-
 class LaunchState:
     """Scratch memory and counters of launches on one queue; nothing here waits.
 
@@ -61,8 +58,10 @@ class LaunchState:
         self._counters: cl.Buffer | None = None
         self._tickets: cl.Buffer | None = None
         self._pool = pool
-        self.kept: Kept = (0, scratch, None)
-        """A number that changes with them, scratch memory and tickets."""
+        self.version = 0
+        """Counts up before scratch memory or tickets are given back: whoever set them, sets others.
+
+        Like all that a launch takes it changes under the device's lock."""
 
     def begin(
         self, wait_for: list[cl.Event], scratch_bytes: int, *, counts: bool, takes_tickets: bool
@@ -92,15 +91,11 @@ class LaunchState:
     def _scratch_of(self, nbytes: int) -> cl.Buffer:
         """Return scratch of at least `nbytes`; what was enqueued keeps a smaller one alive."""
         if self._scratch is None or self._scratch_bytes < nbytes:
+            self.version += 1
             self._scratch = None
             self._scratch = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, nbytes)
             self._scratch_bytes = nbytes
-            self._keep()
         return self._scratch
-
-    def _keep(self) -> None:
-        """Note that scratch memory or tickets are others."""
-        self.kept = self.kept[0] + 1, self._scratch, self._tickets
 
     def _zeros(self, wait_for: list[cl.Event]) -> tuple[cl.Buffer, list[cl.Event]]:
         """Return counters that will be zero, and what to wait for until they are."""
@@ -116,19 +111,17 @@ class LaunchState:
         """Get tickets, and return what to wait for until they are zeros."""
         if self._pool is not None:
             self._tickets = self._pool.tickets(self.queue)
-            self._keep()
             return wait_for
         self._tickets, event = zero_tickets(self._context, self.queue)
-        self._keep()
         return wait_for if self.in_order else [*wait_for, event]
 
     def trim(self) -> None:
         """Give back memory that no call uses now; what is in flight keeps its own."""
+        self.version += 1
         self.last = None
         self._scratch = None
         self._counters = None
         self._tickets = None
-        self._keep()
         if self._pool is not None:
             self._pool.drop_tickets()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -408,6 +409,26 @@ def test_what_takes_scratch_is_launched_at_once_with_what_the_queue_has(device, 
         cl.enqueue_copy(device.queue, found, state._scratch)
         np.testing.assert_allclose(found.sum(axis=0), (a @ b)[:, 0], atol=1e-6 * k)
         cl.enqueue_copy(device.queue, state._scratch, np.full_like(found, np.nan))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_scratch_is_given_back_before_there_is_more(device, monkeypatch, fails):
+    """Both might not fit.  Whoever has set the first one as an argument is told in any case."""
+    state = LaunchState(device.context, device.queue)
+    state.memory(64, takes_tickets=False)
+    before, real, held = state.version, cl.Buffer, []
+
+    def buffer(*given):
+        held.append((state._scratch, state.version))
+        if fails:
+            raise MemoryError
+        return real(*given)
+
+    monkeypatch.setattr(opencl.load(), "Buffer", buffer)
+    with pytest.raises(MemoryError) if fails else nullcontext():
+        state.memory(128, takes_tickets=False)
+    assert held == [(None, before + 1)]
+    assert (state._scratch is None) == fails
 
 
 def test_tickets_are_zeros_and_the_same_until_they_are_given_back(device):

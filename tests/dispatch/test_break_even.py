@@ -164,7 +164,7 @@ def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
 def test_without_builds_only_kernels_that_are_at_hand_are_timed(at_hand, cold, monkeypatch):
     """The first shape aside; what is left out is measured again."""
     cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
-    monkeypatch.setattr(cold.device.programs, "is_at_hand", lambda _spec: at_hand)
+    monkeypatch.setattr(cold.device.programs, "is_built", lambda _spec: at_hand)
     measured, real = [], break_even.measured
     monkeypatch.setattr(
         break_even, "measured", lambda *given: measured.append(real(*given)) or measured[-1]
@@ -188,9 +188,9 @@ def test_a_call_is_ready_if_all_of_its_kernels_are_at_hand(missing, cold, monkey
     specs = [plan.steps[0].kernel, plan.steps[0].kernel._replace(name="another")]
     steps = tuple(plan.steps[0]._replace(kernel=spec) for spec in specs)
     monkeypatch.setattr(building, "_plan", lambda *_: (config, plan._replace(steps=steps)))
-    monkeypatch.setattr(cold.device.programs, "is_at_hand", lambda spec: spec != specs[missing])
+    monkeypatch.setattr(cold.device.programs, "is_built", lambda spec: spec != specs[missing])
     assert not cold._is_ready(call)
-    monkeypatch.setattr(cold.device.programs, "is_at_hand", specs.__contains__)
+    monkeypatch.setattr(cold.device.programs, "is_built", specs.__contains__)
     assert cold._is_ready(call)
 
 

@@ -65,16 +65,14 @@ def test_what_takes_no_compiler_is_known(fresh, device, tmp_path):
     plan = family.plan(device.traits, g, family.default(device.traits, PRECISIONS["s"]))
     (spec,) = {step.kernel for step in plan.steps}
     first, second = fresh(), fresh()
-    assert not first.programs.is_at_hand(spec)
+    assert not first.programs.is_built(spec)
     first.programs.kernel(spec)
-    assert second.programs.is_at_hand(spec), "on disk"
+    assert second.programs.is_built(spec), "on disk"
     for path in (tmp_path / "programs").glob("*.bin"):
         path.unlink()
-    assert first.programs.is_at_hand(spec), "in memory"
-    assert not second.programs.is_at_hand(spec)
-    assert Device(next(f for f in DEVICES if f.traits == device.traits), "").programs.is_at_hand(
-        spec
-    )
+    assert first.programs.is_built(spec), "in memory"
+    assert not second.programs.is_built(spec)
+    assert Device(next(f for f in DEVICES if f.traits == device.traits), "").programs.is_built(spec)
 
 
 def test_the_kernel_that_tries_a_device_is_compiled_once(device, compiled, tmp_path):
