@@ -239,6 +239,18 @@ def test_numpys_matmul_is_looked_up_once():
     assert found == {"host.blas"}
 
 
+def test_the_library_leaves_the_filters_of_warnings_alone():
+    """They are one list for all threads: who restores it undoes what another did meanwhile."""
+    changes = {"catch_warnings", "filterwarnings", "resetwarnings", "simplefilter"}
+    found = {
+        module_name(path, PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in changes
+    }
+    assert found == {"cli.main"}  # whose process it is
+
+
 def test_a_circle_is_noticed(tmp_path):
     (tmp_path / "problem.py").write_text("from clgemm import traits")
     (tmp_path / "traits.py").write_text("from clgemm import errors")

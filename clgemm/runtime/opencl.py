@@ -12,7 +12,6 @@ import ctypes
 import functools
 import inspect
 import os
-import warnings
 from typing import TYPE_CHECKING, Any, cast
 
 from clgemm.lazy_imports import lazy_import
@@ -99,21 +98,39 @@ def build(context: cl.Context, text: str) -> cl.Program:
     No build option is given, so none that relaxes arithmetic: NaN, infinities and signed zeros
     behave as in BLAS.
     """
-    return _built(cl.Program(context, text))
+    return _built(context, text)
 
 
 def from_binary(context: cl.Context, binary: bytes) -> cl.Program:
     """Make a program of what `to_binary` gave for the same device and driver."""
-    return _built(cl.Program(context, context.devices, [binary]))
+    return _built(context, context.devices, [binary])
 
 
-def _built(program: Any) -> cl.Program:
-    with warnings.catch_warnings():
-        # Compilers greet ("kernel was not vectorized"); what they refuse still raises.
-        warnings.simplefilter("ignore")
-        # False keeps pyopencl's cache out; its annotations know None only.
-        program.build(cache_dir=False)
+def _built(*contents: Any) -> cl.Program:
+    """Build a program of what pyopencl's own class takes.
+
+    What compilers say of what they accept ("kernel was not vectorized") is left unread.  pyopencl's
+    `Program.build` makes warnings of it, and Python has one list of filters for all threads: to
+    silence them here would silence others, and for good where two builds overlap.  So this is what
+    that class wraps.
+    """
+    program: Any = load()._cl._Program(*contents)  # noqa: SLF001 - the public way warns
+    try:
+        program._build(b"")  # noqa: SLF001 - as above
+    except cl.Error as error:
+        said = f"{error}\n\n{_build_log(program)}"
+        record = load()._cl._ErrorRecord(msg=said, code=error.code, routine=error.routine)  # noqa: SLF001 - as above
+        raise load().RuntimeError(record) from error
     return cast("cl.Program", program)
+
+
+def _build_log(program: Any) -> str:
+    """Return what the compiler of a program's only device said."""
+    try:
+        (device,) = program.get_info(cl.program_info.DEVICES)
+        return str(program.get_build_info(device, cl.program_build_info.LOG))
+    except cl.Error as error:
+        return f"its log cannot be read: {error}"
 
 
 def to_binary(program: cl.Program) -> bytes:

@@ -15,13 +15,14 @@ from clgemm.runtime.opencl import arrays, cl, load, tools
 
 HANDLES = (
     "Platform", "Device", "Context", "CommandQueue", "Event", "NannyEvent", "Buffer", "MemoryMap",
-    "SVM", "Program", "Kernel", "MemoryPool", "ImmediateAllocator", "Array",
+    "SVM", "_Program", "Kernel", "MemoryPool", "ImmediateAllocator", "Array",
 )  # fmt: skip
 ELSEWHERE = {
     "int_ptr": "a number that a handle has",
     "mem": "what an SVM was made of",
     "base_data": "a handle that an Array has", "queue": "likewise", "allocator": "likewise",
     "events": "a list that an Array has",
+    "kind": "of DeviceTraits",
     "dtype": "facts that an Array knows without asking", "flags": "likewise", "nbytes": "likewise",
     "ndim": "likewise", "offset": "likewise", "shape": "likewise", "strides": "likewise",
     "T": "of NumPy's arrays", "astype": "likewise", "conj": "likewise", "data": "likewise",
@@ -29,7 +30,8 @@ ELSEWHERE = {
     "transpose": "likewise",
     "conjugate": "of contraction", "dot": "likewise", "vdot": "likewise", "squeeze": "NumPy's",
     "as_strided": "NumPy's", "empty_like": "NumPy's", "zeros": "NumPy's",
-    "_copy": "of Copies", "device": "of an engine", "get": "of a dictionary",
+    "_copy": "of Copies", "build": "of opencl.py", "device": "of an engine",
+    "get": "of a dictionary",
     "map": "of an executor", "max": "Python's", "set": "of Stop", "warn": "of the module warnings",
 }  # fmt: skip
 """Names in the package that pyopencl has as well, and why they do not cross the border."""

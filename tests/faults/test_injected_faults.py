@@ -45,7 +45,7 @@ def test_a_fault_of_the_system_spoils_no_search(found, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("scenario", "name", "turn"),  # the first build is the probe's
-    [(scenarios.first, "Program.build", 2), (scenarios.verified, "Event.wait", 1)],
+    [(scenarios.first, "_Program._build", 2), (scenarios.verified, "Event.wait", 1)],
     ids=["first", "verified"],
 )
 def test_nothing_is_given_up_for_a_device_that_was_lost_for_a_moment(
@@ -58,7 +58,7 @@ def test_nothing_is_given_up_for_a_device_that_was_lost_for_a_moment(
     config = clgemm.explain(*product.operands).config
     product = scenario(World(found, monkeypatch))
     lost = partial(border.opencl_error, border.LOST, "")
-    faults.arm(name, turn, lost, for_ever=name == "Program.build")
+    faults.arm(name, turn, lost, for_ever=name == "_Program._build")
     with suppress(ClgemmError):
         product.check(product.compute())
     faults.disarm()

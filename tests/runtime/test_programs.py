@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from helpers import gemm
 
 from clgemm.dispatch import engines
 from clgemm.kernels.family import GEMM_SIGNATURE, KernelSpec
-from clgemm.runtime import programs, registry
+from clgemm.runtime import opencl, programs, registry
 from clgemm.runtime.programs import Programs
 
 
@@ -47,6 +48,24 @@ def test_who_has_kernels_built_ahead_takes_no_lock_that_ctrl_c_may_leave_held(de
         found.build_ahead([spec(number) for number in range(2)])
     assert not taken
     assert set(found._programs) == {spec(0), spec(1)}
+
+
+def test_builds_in_several_threads_warn_nobody_and_leave_filters_alone(device, monkeypatch):
+    """Python has one list of filters for all threads; compilers say things (Intel's always)."""
+    kind, during = opencl.load()._cl._Program, []
+    build = kind._build
+
+    def noting(program, *arguments):
+        during.append(list(warnings.filters))
+        return build(program, *arguments)
+
+    monkeypatch.setattr(kind, "_build", noting)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mine = list(warnings.filters)
+        Programs(device.context, device.traits).build_ahead([spec(number) for number in range(4)])
+    assert during == [mine] * 4
+    assert caught == []
 
 
 def test_plans_keep_kernels_that_nothing_else_keeps(device, rng, monkeypatch):
