@@ -19,7 +19,9 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 """Local memory of a work-group by compute capability, for those with fast fp64 tensor cores.
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
-MOST_ITEMS = 512  # work-items of a compute unit at a time, with the registers that each has
+MOST_ITEMS = {16: 512, 32: 384, 64: 256}
+"""Work-items of a compute unit at a time, by how many sums each may have, for which it takes
+registers."""
 LAUNCH = 2000  # of the launch, until its first slices are on their way
 WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
 ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
@@ -40,6 +42,11 @@ take at most so many times as long as the store."""
 UNEVEN, UNEVEN_POWER = 0.88, 8
 """How likely a unit that is done first takes two of the last macro-tiles while others take none: by
 how many units have one anyway, to this power."""
+SMALL = {32 * 32: 1.13, 32 * 64: 1.1}
+"""What the least macro-tiles take of the estimate, by their elements, where units have their fill
+of them more than once: what units still have when they run out of them differs more.
+
+By 2800 timings of 230 stacks and products of little depth on H100s, like `MOST_ITEMS`."""
 SEGMENTS = 5800  # for pieces that begin and end within macro-tiles, and ...
 SEGMENT_ENDS = 2.4  # ... of the ends of a macro-tile, for those of a piece
 EXCHANGED = 6.0  # elements a clock, of what another work-group computed of a macro-tile
@@ -100,11 +107,16 @@ def slice_width(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int) -> Tile:
-    """Work out what follows from a macro-tile's sizes."""
+def tile_of(mc: int, nc: int, wm: int, wn: int, kc: int, stages: int, ce: int = 1) -> Tile:
+    """Work out what follows from a macro-tile's sizes, where an element has `ce` real numbers.
+
+    A slice of a complex A has its elements once, though each takes part in two rows of reals.
+    """
     items = 32 * (mc // wm) * (nc // wn)
-    stage = (slice_width(mc) + slice_width(nc)) * kc * 8
-    resident = min(LOCAL_BYTES[9, 0] // (stages * stage), MOST_ITEMS // items)
+    stage = (slice_width(mc // ce) + slice_width(nc)) * kc * 8
+    sums = mc * nc // items
+    most = next((most for least, most in MOST_ITEMS.items() if sums <= least), 0)
+    resident = min(LOCAL_BYTES[9, 0] // (stages * stage), most // items)
     return Tile(mc, nc, wm, wn, kc, stages, mc * nc, items, max(1, resident))
 
 
@@ -321,6 +333,8 @@ def _alone(
     if full and 0 < busiest < resident:
         likely = UNEVEN * (rest / units - busiest + 1) ** UNEVEN_POWER
         computed += likely * (computed_by(full * resident + busiest + 1) - computed)
+    if full:
+        computed *= SMALL.get(unit.tile.area, 1.0)
     clocks = LAUNCH + _beside_memory(g, unit.tile, computed, most)
     if strips <= -tiles % most:  # they run beside the last macro-tiles
         clocks = max(clocks, clocks * (1 - 1 / -(-tiles // most)) + strip)

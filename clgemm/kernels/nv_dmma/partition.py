@@ -31,7 +31,7 @@ def tile(config: Config, ce: int) -> Tile:
     """Give a configuration's macro-tile; an element has `ce` real numbers."""
     return tile_of(
         config["MC"] * ce, config["NC"], config["WM"] * ce, config["WN"],
-        config["KC"] * ce, config["STAGES"],
+        config["KC"] * ce, config["STAGES"], ce,
     )  # fmt: skip
 
 
@@ -182,7 +182,8 @@ def _choices(config: Config, ce: int, is_single: bool) -> tuple[_Choice, ...]:
     own = tile(config, ce)
     found = []
     for usual in (own, *(t for t in TILES if t.area <= own.area)):
-        t = tile_of(*usual[:5], LEAST_STAGES) if is_single and usual.kc == SINGLE else usual
+        stages = LEAST_STAGES if is_single and usual.kc == SINGLE else usual.stages
+        t = tile_of(*usual[:5], stages, ce)
         sizes = {"MC": t.mc // ce, "NC": t.nc, "WM": t.wm // ce, "WN": t.wn, "KC": t.kc // ce}
         params = dict(config.params) | sizes | {"STAGES": t.stages}
         deep = Config.of(config.family, params)
