@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 BUS_SIZES = (2048, 4096, 8192, 16384)
 BURST_SECONDS = 0.1  # of calls in a row, where memory that was idle has to be found again
+NUMPY_SECONDS = 0.02  # the same beside NumPy, which is far slower where operands are large ...
+NUMPY_IN_TURN = 4096  # ... and has one turn beyond this size
 CALLS, WARM = 10_000, 100
 PINNED_BYTES = 1 << 28
 
@@ -56,7 +58,7 @@ def pinned_rates(torch: Any) -> tuple[float, float]:
 
 
 def over_the_bus(sizes: list[int], codes: str, rounds: int) -> dict[str, Any]:
-    """Compare fresh products with PyTorch's and NumPy's where operands cross a bus."""
+    """Compare fresh products with PyTorch's and NumPy's, in turn with each, over a bus."""
     torch: Any = import_module("torch")
     torch.backends.cuda.matmul.allow_tf32 = False
     up, down = pinned_rates(torch)
@@ -76,17 +78,19 @@ def over_the_bus(sizes: list[int], codes: str, rounds: int) -> dict[str, Any]:
             raise SystemExit(f"{code}gemm {n}: WRONG, differs by {error:.3g}")
         told = clgemm.explain(a, b)
         predicted = told.host_seconds if told.route == "host" else told.device_seconds
-        ways = {"PyTorch": Way(by_torch), "clgemm": Way(partial(clgemm.matmul, a, b))}
+        ours, numpy = Way(partial(clgemm.matmul, a, b)), Way(partial(np.matmul, a, b))
+        ways = {"PyTorch": Way(by_torch), "clgemm": ours}
         found = alternating.throughput(ways, rounds, quiet=True, together=BURST_SECONDS)
-        numpy = Way(partial(np.matmul, a, b))
-        found |= alternating.throughput({"NumPy": numpy}, 1, quiet=True)
+        ways, turns = {"NumPy": numpy, "clgemm": ours}, rounds if n <= NUMPY_IN_TURN else 1
+        beside = alternating.throughput(ways, turns, quiet=True, together=NUMPY_SECONDS)
         bus = a.nbytes * (2 / up + 1 / down)
-        ours = found["clgemm"]
-        rows.append({"precision": code, "n": n, "seconds": found, "bus_seconds": bus,
-                     "route": told.route, "predicted": predicted, "error": error})  # fmt: skip
-        cells = [1e3 * found[name] for name in ("PyTorch", "NumPy", "clgemm")]
-        cells += [1e3 * (predicted or math.nan)]
-        cells += [found["PyTorch"] / ours, found["NumPy"] / ours, ours / bus]
+        rows.append({"precision": code, "n": n, "seconds": found, "beside_numpy": beside,
+                     "bus_seconds": bus, "route": told.route, "predicted": predicted,
+                     "error": error})  # fmt: skip
+        seconds = found["PyTorch"], beside["NumPy"], found["clgemm"], predicted or math.nan
+        cells = [1e3 * x for x in seconds]
+        cells += [found["PyTorch"] / found["clgemm"], beside["NumPy"] / beside["clgemm"]]
+        cells += [found["clgemm"] / bus]
         text = "".join(f"{x:12.2f}" for x in cells)
         print(f"{code}gemm{n:5}{text}  {told.route}", flush=True)
     return {"bytes_per_second": {"up": up, "down": down}, "rows": rows}
