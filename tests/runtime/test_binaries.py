@@ -16,6 +16,7 @@ from clgemm.problem import PRECISIONS, Gemm, Operand
 from clgemm.runtime import devices, opencl
 from clgemm.runtime.binaries import Binaries
 from clgemm.runtime.device import Device
+from clgemm.runtime.opencl import cl, load
 from clgemm.tuning.measure.verify import run_once
 
 
@@ -185,3 +186,14 @@ def test_refused_source_names_device_and_log(device):
         device.programs.kernel(spec)
     assert device.traits.describe() in str(caught.value)
     assert "error" in str(caught.value)
+
+
+def test_refused_source_is_told_where_the_driver_loses_its_log(device, monkeypatch):
+    def lost(*_arguments):
+        raise cl.RuntimeError(load()._cl._ErrorRecord("clGetProgramBuildInfo", -5, ""))
+
+    monkeypatch.setattr(load()._cl._Program, "get_build_info", lost)
+    with pytest.raises(cl.RuntimeError, match="BUILD_PROGRAM_FAILURE") as caught:
+        opencl.build(device.context, "no kernel at all")
+    assert caught.value.routine == "clBuildProgram"
+    assert "its log cannot be read: clGetProgramBuildInfo" in str(caught.value)
