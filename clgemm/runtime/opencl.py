@@ -111,26 +111,27 @@ def _built(*contents: Any) -> cl.Program:
 
     What compilers say of what they accept ("kernel was not vectorized") is left unread.  pyopencl's
     `Program.build` makes warnings of it, and Python has one list of filters for all threads: to
-    silence them here would silence others, and for good where two builds overlap.  So this is what
-    that class wraps.
+    silence them here would silence others, and for good where two builds overlap.
     """
-    program: Any = load()._cl._Program(*contents)  # noqa: SLF001 - the public way warns
-    try:
-        program._build(b"")  # noqa: SLF001 - as above
-    except cl.Error as error:
-        said = f"{error}\n\n{_build_log(program)}"
-        record = load()._cl._ErrorRecord(msg=said, code=error.code, routine=error.routine)  # noqa: SLF001 - as above
-        raise load().RuntimeError(record) from error
-    return cast("cl.Program", program)
+    inner = _inner_program()
+    if inner is not None:
+        program = inner(*contents)
+        try:
+            program._build(b"")  # noqa: SLF001 - see `_inner_program`
+        except cl.Error:
+            pass  # the public way says why, with the compiler's log
+        else:
+            return cast("cl.Program", program)
+    public: Any = cl.Program(*contents)
+    # False keeps pyopencl's cache out; its annotations know None only.
+    return cast("cl.Program", public.build(cache_dir=False))
 
 
-def _build_log(program: Any) -> str:
-    """Return what the compiler of a program's only device said."""
-    try:
-        (device,) = program.get_info(cl.program_info.DEVICES)
-        return str(program.get_build_info(device, cl.program_build_info.LOG))
-    except cl.Error as error:
-        return f"its log cannot be read: {error}"
+@functools.cache
+def _inner_program() -> Any:
+    """Return what `pyopencl.Program` wraps and builds without a warning, None if it has no such."""
+    inner = getattr(load()._cl, "_Program", None)  # noqa: SLF001 - the public way warns
+    return inner if hasattr(inner, "_build") else None
 
 
 def to_binary(program: cl.Program) -> bytes:

@@ -160,26 +160,26 @@ def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
     assert not cold.break_evens.is_missing(S)
 
 
-@pytest.mark.parametrize("at_hand", [True, False])
-def test_without_builds_only_kernels_that_are_at_hand_are_timed(at_hand, cold, monkeypatch):
+@pytest.mark.parametrize("built", [True, False])
+def test_without_builds_only_kernels_that_are_built_are_timed(built, cold, monkeypatch):
     """The first shape aside; what is left out is measured again."""
     cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
-    monkeypatch.setattr(cold.device.programs, "is_built", lambda _spec: at_hand)
+    monkeypatch.setattr(cold.device.programs, "is_built", lambda _spec: built)
     measured, real = [], break_even.measured
     monkeypatch.setattr(
         break_even, "measured", lambda *given: measured.append(real(*given)) or measured[-1]
     )
     cold.try_to_measure(S, builds=False)
-    assert len(measured[0].device.seconds) == (len(break_even.SHAPES) if at_hand else 1)
-    assert cold.break_evens.is_missing(S) != at_hand
-    if not at_hand:
+    assert len(measured[0].device.seconds) == (len(break_even.SHAPES) if built else 1)
+    assert cold.break_evens.is_missing(S) != built
+    if not built:
         cold.try_to_measure(S)
         assert len(measured[1].device.seconds) == len(break_even.SHAPES)
         assert not cold.break_evens.is_missing(S)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_call_is_ready_if_all_of_its_kernels_are_at_hand(missing, cold, monkeypatch):
+def test_a_call_is_ready_if_all_of_its_kernels_are_built(missing, cold, monkeypatch):
     cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
     x = np.ones((50, 50), np.float32)
     call = Call.of(1.0, x, x, 0.0, x.copy())

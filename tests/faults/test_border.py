@@ -15,7 +15,7 @@ from clgemm.runtime.opencl import arrays, cl, load, tools
 
 HANDLES = (
     "Platform", "Device", "Context", "CommandQueue", "Event", "NannyEvent", "Buffer", "MemoryMap",
-    "SVM", "_Program", "Kernel", "MemoryPool", "ImmediateAllocator", "Array",
+    "SVM", "_Program", "Program", "Kernel", "MemoryPool", "ImmediateAllocator", "Array",
 )  # fmt: skip
 ELSEWHERE = {
     "int_ptr": "a number that a handle has",
@@ -30,8 +30,7 @@ ELSEWHERE = {
     "transpose": "likewise",
     "conjugate": "of contraction", "dot": "likewise", "vdot": "likewise", "squeeze": "NumPy's",
     "as_strided": "NumPy's", "empty_like": "NumPy's", "zeros": "NumPy's",
-    "_copy": "of Copies", "build": "of opencl.py", "device": "of an engine",
-    "get": "of a dictionary",
+    "_copy": "of Copies", "device": "of an engine", "get": "of a dictionary",
     "map": "of an executor", "max": "Python's", "set": "of Stop", "warn": "of the module warnings",
 }  # fmt: skip
 """Names in the package that pyopencl has as well, and why they do not cross the border."""

@@ -20,8 +20,7 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
 MOST_ITEMS = {16: 512, 32: 384, 64: 256}
-"""Work-items of a compute unit at a time, by how many sums each may have, for which it takes
-registers."""
+"""Work-items that a compute unit holds, by how many sums each has at most: sums take registers."""
 LAUNCH = 2000  # of the launch, until its first slices are on their way
 WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
 ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
