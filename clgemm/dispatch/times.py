@@ -41,8 +41,11 @@ MIRRORED_BESIDE = 6e-11
 """Seconds of a byte of C, in which a CPU device writes a triangle and the other one: 4 to 7e-11 on
 a Zen 5, at 270 to 3900 squares of s and d and short k."""
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
-COPIED_FIRST = 1e-4, 1 / 13e9
-"""Seconds of a product whose operands are copied whole: of the call, and of a byte."""
+COPIED_FIRST = 1.5e-4, 1 / 13e9
+"""Seconds of a product whose operands are copied whole: of the call, and of a byte.
+
+Hosts differ by a third, and where threads of NumPy's wrote the result's memory last it takes
+longer: so fp32 640 square takes .70 to .85 ms beside 16 cores that take .63 to .82."""
 COPIED_BESIDE = 3.6e-4, 1 / 20e9  # the same where other threads copy a part of them
 COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
 """The same in blocks, which threads copy while kernels run, ..."""
@@ -185,7 +188,7 @@ class BreakEven(NamedTuple):
 def copied_seconds(nbytes: int, kernels: float) -> float:
     """Estimate a product whose operands are copied to a device with a memory of its own and back.
 
-    By what H200s and H100s beside 16 cores take, within a fourth from 256 to 32768 square.
+    By what H200s and H100s beside 16 cores take, within a fourth from 512 to 32768 square.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from clgemm.tuning.store.lookup import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from clgemm.kernels.family import Config, KernelSpec
     from clgemm.problem import Gemm, Precision
@@ -146,7 +146,8 @@ class Parameters:
         Raises
         ------
         TuningError
-            If no candidate was found to be right, or another process does not end its own search.
+            If no candidate was found to be right, there was no time to try what is in use until
+            now, or another process does not end its own search.
         """
         precision, store = PRECISIONS[code], store_for(self._device.traits)
         self._device.require(precision)
@@ -156,7 +157,9 @@ class Parameters:
         ):
             if refusal:
                 raise TuningError(refusal)
-            result, tuned = self._search(precision, store, effort)
+            found = find_stored(store, self._device.traits, precision)
+            in_use = found.configs if found is not None else ()
+            result, tuned = self._search(precision, store, effort, in_use)
             self.use(code, tuned)
         return result
 
@@ -244,8 +247,10 @@ class Parameters:
                 yield from (step.kernel for step in steps)
                 return
 
-    def _search(self, precision: Precision, store: Store, effort: Effort) -> tuple[Result, Tuned]:
-        """Search and store what is found."""
+    def _search(
+        self, precision: Precision, store: Store, effort: Effort, in_use: Sequence[Config] = ()
+    ) -> tuple[Result, Tuned]:  # fmt: skip
+        """Search and store what is found, which replaces what is in use."""
         try:
             from clgemm.tuning.search.search import Search  # noqa: PLC0415 - a search needs much
         except RuntimeError as error:
@@ -254,7 +259,7 @@ class Parameters:
             raise TuningError("a search needs threads, and the interpreter ends") from error
         traits = self._device.traits
         first = find_starting_points(store, traits, precision)
-        result = Search(traits, precision, store, effort, first).run()
+        result = Search(traits, precision, store, effort, first, in_use).run()
         self.searched.add(precision.code)
         written = store.write(entry_name(precision), result.entry())
         if written:

@@ -160,6 +160,19 @@ def test_what_was_cut_short_is_measured_again(cold, monkeypatch):
     assert not cold.break_evens.is_missing(S)
 
 
+def test_break_evens_take_no_longer_than_the_search_before_them_may(cold, monkeypatch):
+    """On an H100 whose driver had compiled nothing they took half a minute."""
+    cold.parameters.use("s", lookup.defaults(cold.device.traits, S, "a test"))
+    monkeypatch.setattr(cold.parameters, "tune", lambda code, effort: (code, effort))
+    limits = []
+    monkeypatch.setattr(
+        break_even, "measured", lambda *given: limits.append(given[2]) or always("device")
+    )
+    before, effort = time.monotonic(), Effort(seconds=7.0)
+    assert cold.tune("s", effort) == ("s", effort)
+    assert before + 7 <= limits[0].until <= time.monotonic() + 7
+
+
 @pytest.mark.parametrize("built", [True, False])
 def test_without_builds_only_kernels_that_are_built_are_timed(built, cold, monkeypatch):
     """The first shape aside; what is left out is measured again."""
@@ -290,7 +303,7 @@ def efforts(monkeypatch):
     seen = []
 
     class Instant:
-        def __init__(self, traits, precision, _store, effort, _first):
+        def __init__(self, traits, precision, _store, effort, _first, _in_use):
             seen.append(effort)
             self._model = lookup.defaults(traits, precision, "a test").model
 

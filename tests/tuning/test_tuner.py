@@ -19,6 +19,7 @@ from helpers import CPU, GPU, as_data, entry_with, heard, run_python
 
 import clgemm
 from clgemm.dispatch import engines
+from clgemm.errors import TuningError
 from clgemm.kernels import BY_NAME, FAMILIES
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
@@ -27,6 +28,7 @@ from clgemm.runtime.programs import Programs
 from clgemm.tuning import verification
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.outcome import WHOLE, Outcome, Part, Task, config_from_json
+from clgemm.tuning.results import Effort
 from clgemm.tuning.search import budget
 from clgemm.tuning.search import search as search_loop
 from clgemm.tuning.shapes import SEARCHED, standard
@@ -71,7 +73,8 @@ def set_clock(monkeypatch, now):
 
 def new_parameters(traits=CPU):
     """Make the parameters of a device that is not here."""
-    return Parameters(SimpleNamespace(traits=traits, programs=Programs(None, traits)))
+    device = SimpleNamespace(traits=traits, programs=Programs(None, traits), require=traits.has)
+    return Parameters(device)
 
 
 class FakeWorker:
@@ -657,6 +660,73 @@ def test_what_a_short_search_could_not_wait_for_or_had_no_core_is_tried_again(
     store.path.unlink()
     new_parameters().of("s")
     assert len(waited) == (2 if status == "late" else 1)
+
+
+@pytest.fixture
+def slow_in_use(request, monkeypatch):
+    """Have two in use, of which the second one takes so many seconds in a task; 4 s are asked."""
+    request.getfixturevalue("fake")
+    quick, slow = SPACE[1], SPACE[-1]
+    file_with(entry_with(quick, slow))
+    takes, now = dict.fromkeys(Task, 0.0), [100.0]
+    set_clock(monkeypatch, now)
+
+    class Slow(FakeWorker):
+        def ask(self, task, config, patience, **more):
+            if config == slow:
+                waited = min(takes[task], max(0.0, patience(0.0)))
+                now[0] += waited
+                if waited < takes[task]:
+                    return Outcome(config, "hang", "no answer")
+            elif config != quick:
+                now[0] += 1
+            return super().ask(task, config, patience, **more)
+
+    Slow.answer = staticmethod(lambda config, _: fine(config, 0.5 if config == slow else 1.0))
+    monkeypatch.setattr(search_loop, "Worker", Slow)
+    return slow, takes
+
+
+@pytest.mark.parametrize("task", [Task.BUILD, Task.VERIFY, Task.MEASURE, Task.VERIFY_FINALIST])
+def test_what_is_in_use_is_waited_for(slow_in_use, task):
+    """A short search would find something else to be the best, which is not."""
+    slow, takes = slow_in_use
+    takes[task] = 5.0  # of a build, for each of two workers
+    parameters = new_parameters()
+    parameters.tune("s", Effort(seconds=4.0))
+    assert parameters.of("s").configs == (slow,)
+
+
+@pytest.mark.parametrize("task", [Task.VERIFY, Task.MEASURE, Task.VERIFY_FINALIST])
+def test_what_is_in_use_stays_where_there_was_no_time_to_try_it(slow_in_use, task):
+    slow, takes = slow_in_use
+    takes[task] = 60.0
+    parameters, before = new_parameters(), stored()
+    words = "in use until now, and not tried to the end.*CLGEMM_TUNE_SECONDS gives a search more"
+    with pytest.raises(TuningError, match=words) as refusal:
+        parameters.tune("s", Effort(seconds=4.0))
+    assert str(slow) in str(refusal.value)
+    assert str(SPACE[1]) not in str(refusal.value)
+    assert stored() == before
+    assert parameters.of("s").configs == (SPACE[1], slow)
+
+
+def test_what_is_in_use_is_replaced_where_it_is_wrong(fake):
+    wrong = SPACE[-1]
+    file_with(entry_with(wrong))
+    fake.answer = staticmethod(
+        lambda config, _: Outcome(config, "wrong") if config == wrong else fine(config)
+    )
+    parameters = new_parameters()
+    parameters.tune("s", Effort(seconds=4.0))
+    assert wrong not in parameters.of("s").configs
+
+
+def test_workers_build_all_that_is_in_use_together(fake):
+    file_with(entry_with(SPACE[1], SPACE[-1]))
+    new_parameters().tune("s", Effort(seconds=4.0))
+    built = [config for config, task, _ in fake.built if task is Task.BUILD]
+    assert list(dict.fromkeys(built)) == [SPACE[1], SPACE[-1]]
 
 
 @pytest.mark.process

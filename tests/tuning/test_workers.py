@@ -210,6 +210,31 @@ def test_a_short_search_waits_for_its_first_candidate_and_for_no_other(clock):
     assert found.patience(Task.VERIFY_FINALIST, "toy", 0.5) < 0
 
 
+def test_what_is_in_use_is_waited_for_beyond_a_short_search(clock):
+    found = Budget(1.0, 2)
+    tasks = [task for task in Task if task is not Task.MEASURE_FINALIST]
+    found.note(Task.VERIFY, "toy", 0.1)
+    found.note(Task.MEASURE, "toy", 0.1)
+    found.note(Task.VERIFY_FINALIST, "another", 0.1)
+    clock[0] += 4.0
+    assert found.waits_for_needed()
+    for task in tasks:
+        assert found.patience(task, "toy", 1.0) < 0
+        assert found.patience(task, "toy", 1.0, needed=True) >= budget.FIRST_SECONDS - 4.0
+    clock[0] += budget.FIRST_SECONDS - 4.0
+    assert not found.waits_for_needed()
+    for task in tasks:
+        more = found.patience(task, "toy", 5.0, needed=True)
+        assert more == pytest.approx(7.0 if task in budget.FINALISTS else 0.0), "what has passed"
+    assert found.is_hang(20.0)
+    assert not found.is_hang(20.0, needed=True)
+    assert found.is_hang(budget.HANG_SECONDS, needed=True)
+    long = Budget(60.0, 2)
+    assert long.patience(Task.VERIFY, "toy", 0.0, needed=True) == budget.HANG_SECONDS
+    clock[0] += 50
+    assert long.waits_for_needed()
+
+
 def test_what_a_busy_search_gave_up_is_no_hang(clock):
     found = Budget(10.0, 1)
     assert not found.is_hang(budget.LEAST_HANG_SECONDS - 0.1)

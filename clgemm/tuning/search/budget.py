@@ -17,6 +17,7 @@ NEXT_SECONDS = 5.0  # that what began beside it is waited for, however short the
 LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 STARVED_SHARE = 1 / 2  # of the time waited, without a core: the machine is to blame
+FINALISTS = frozenset({Task.BUILD_FINALIST, Task.VERIFY_FINALIST})
 SOME_SECONDS = 0.05  # what a candidate takes at least
 START_SECONDS = 60.0  # for a worker to import what it needs and open the device
 START_GRACE = 10.0  # that a worker's start may go beyond the end of a search
@@ -91,23 +92,28 @@ class Budget:
         """Return how many more seconds to wait until a worker has started."""
         return min(START_SECONDS, max(0.0, self.left() + waited) + START_GRACE) - waited
 
-    def patience(self, task: Task, family: str, waited: float) -> float:
+    def patience(self, task: Task, family: str, waited: float, *, needed: bool = False) -> float:
         """Return how many more seconds to wait for an answer: not all the time that is left.
 
         What there must be for a search to have a result may go beyond its end: a candidate that is
-        measured, and one that passed as a finalist.
+        measured, one that passed as a finalist, and each that is `needed`.
         """
+        least = FIRST_SECONDS - self.passed() if needed else -math.inf
         if task in {Task.BUILD, Task.VERIFY}:
-            return self._patience_to_verify(family, waited)
-        most, end = HANG_SECONDS, self.left()
+            return max(least, self._patience_to_verify(family, waited))
+        most, end = HANG_SECONDS, max(least, self.left())
         if task is Task.MEASURE and self._measuring:
-            most = self._usual(max(self._measuring), waited)
+            most = max(least + waited, self._usual(max(self._measuring), waited))
         elif task is Task.MEASURE:
             end = max(end, FIRST_SECONDS - waited)
-        elif task in {Task.BUILD_FINALIST, Task.VERIFY_FINALIST} and not self._has_winner:
+        elif task in FINALISTS and (needed or not self._has_winner):
             usual = max(FIRST_SECONDS, 2 * max(self._verifying.get(family, [0.0])))
             end = max(end, usual - waited)
         return min(most - waited, end)
+
+    def waits_for_needed(self) -> bool:
+        """Tell whether a candidate that is needed may still be begun."""
+        return self.passed() < max(self.seconds, FIRST_SECONDS)
 
     def _patience_to_verify(self, family: str, waited: float) -> float:
         """Return how much longer to wait for a build.
@@ -127,11 +133,14 @@ class Budget:
         least = min(LEAST_HANG_SECONDS, LATE_SHARE * self.seconds)
         return min(HANG_SECONDS, max(least, 2 * longest, HANG_SHARE * (self.left() + waited)))
 
-    def is_hang(self, waited: float, starved: float = 0.0) -> bool:
+    def is_hang(self, waited: float, starved: float = 0.0, *, needed: bool = False) -> bool:
         """Tell whether no answer after so long is a fault, not just too late for this search.
 
         Nor is it one of a worker that other programs left without a core for most of that time.
+        What is `needed` is in use and has worked.
         """
         if starved > STARVED_SHARE * waited:
             return False
+        if needed:
+            return waited >= HANG_SECONDS
         return waited >= (LEAST_HANG_SECONDS if self.left() > 0 else FIRST_SECONDS)

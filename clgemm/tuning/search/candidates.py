@@ -65,13 +65,14 @@ class Candidates:
     ) -> None:
         self._families = {family.name: family for family in families}
         self._traits, self._precision = traits, precision
-        self._first = [
+        self.first = [
             config
             for config in first
             if config.family in self._families
             and self._families[config.family].is_valid(traits, precision, config)
         ]
-        self._first += (family.default(traits, precision) for family in families)
+        self.first += (family.default(traits, precision) for family in families)
+        """Those that are tried before anything else."""
         self._sample = [] if known_only else self._shuffled()
         self._known_only = known_only
         self._tried: set[Config] = set()
@@ -100,6 +101,10 @@ class Candidates:
         else:
             self.results.pop(outcome.config, None)  # one failure rules it out
 
+    def is_tried(self, config: Config) -> bool:
+        """Tell whether it is known what became of a candidate."""
+        return config in self._tried
+
     def best(self) -> dict[str, float]:
         """Return the least seconds so far, by shape."""
         best: dict[str, float] = {}
@@ -110,7 +115,7 @@ class Candidates:
 
     def weighted(self, config: Config, seconds: float) -> float:
         """Return a time with the lead of known good configurations."""
-        return seconds * (LEAD if config in self._first else 1)
+        return seconds * (LEAD if config in self.first else 1)
 
     def ranking(self, shape: str) -> list[Outcome]:
         """Return the outcomes that are ok, fastest first.
@@ -147,7 +152,7 @@ class Candidates:
 
     def ahead(self) -> Iterator[Config]:
         """Yield what is likely to be proposed next, whatever comes of the candidates before."""
-        yield from self._untried(self._first)
+        yield from self._untried(self.first)
         if not self._known_only:
             if self._walking:
                 yield from self._untried(self._neighbours())
@@ -157,7 +162,7 @@ class Candidates:
         return (c for c in configs if c not in self._tried)
 
     def _in_order(self) -> Iterator[Proposal]:
-        for config in self._first:
+        for config in self.first:
             if config not in self._tried:
                 yield Proposal(config, 1)
         if not self._known_only:

@@ -67,6 +67,9 @@ class Search:
         Where its journal is; the result is the caller's to write.
     first : sequence of Config
         Known good configurations of near devices.
+    in_use : sequence of Config
+        What the result replaces: it is tried to the end, beyond the time of a short search, or
+        there is no result.
     """
 
     def __init__(
@@ -76,22 +79,26 @@ class Search:
         store: Store,
         effort: Effort,
         first: Sequence[Config] = (),
+        in_use: Sequence[Config] = (),
     ) -> None:
         self._traits, self._precision = traits, precision
         self._store, self._effort = store, effort
         size = pool.size(traits)
         self._budget = Budget(effort.seconds, size)
         self._candidates = Candidates(
-            competitors(traits, precision), traits, precision, first,
+            competitors(traits, precision), traits, precision, (*in_use, *first),
             known_only=effort.mode == "quick",
         )  # fmt: skip
+        self._in_use = [config for config in in_use if config in self._candidates.first]
         self._outcomes: list[Outcome] = []
         self._verified: dict[Config, None] = {}
         self._measured: set[Config] = set()
         self._is_slow = False
         """Whether builds are slow for this budget: then all workers are for one candidate."""
-        self._built: tuple[Config | None, float] = None, 0.0
-        """The candidate that all workers built together, and how many seconds of work it was."""
+        self._built: dict[Config, float] = {}
+        """Candidates that all workers built together, and how many seconds of work each was."""
+        self._unanswered: set[Config] = set()
+        """Finalists that there was no time to verify."""
         self._side = 0
         for outcome in ruled_out(store, traits, precision).values():
             self._report(outcome)
@@ -114,7 +121,8 @@ class Search:
         Raises
         ------
         TuningError
-            If no candidate was verified, or no worker can be started.
+            If no candidate was verified, what is in use could not be tried, or no worker can be
+            started.
         """
         interrupted = False
         title = f"clgemm: tuning {self._precision.code}gemm on {self._traits.describe()}"
@@ -130,6 +138,7 @@ class Search:
                     raise
                 interrupted = True
                 times = self._verified_finalists()
+            self._require_in_use(times)
             model = self._model(times)
         return Result(model, self._outcomes, self._budget.passed(), interrupted)
 
@@ -147,6 +156,8 @@ class Search:
 
     def _has_time(self) -> bool:
         """Tell whether another candidate fits; many take less, for their kernels are built."""
+        if any(not self._candidates.is_tried(config) for config in self._in_use):
+            return self._budget.waits_for_needed()
         found = len(self._candidates.results)
         if not found:
             return self._budget.left() > 0
@@ -161,11 +172,13 @@ class Search:
             return
         budget = self._budget
         if not self._verified:
-            took = self._build(Task.BUILD, config)
-            self._built = config, took * self._pool.size
-            self._is_slow = took > SLOW_SHARE * budget.seconds
+            for needed in dict.fromkeys((config, *self._in_use)):
+                if needed not in self._built:
+                    took = self._build(Task.BUILD, needed)
+                    self._built[needed] = took * self._pool.size
+                    self._is_slow = self._is_slow or took > SLOW_SHARE * budget.seconds
         end = budget.passed() + SAMPLE_SHARE * budget.left()
-        is_alone = self._is_slow and not self._verified
+        is_alone = self._is_slow and config in self._built
         likely = () if is_alone else self._candidates.ahead()
         ahead = (c for c in likely if c not in self._verified)
         for outcome in self._pool.each(
@@ -177,12 +190,12 @@ class Search:
                 self._verified[outcome.config] = None
             else:
                 self._report(outcome)
-        if is_alone and self._verified:  # what another one would take
-            budget.note(Task.VERIFY, config.family, self._built[1])
+        if is_alone and config in self._verified:  # what another one would take
+            budget.note(Task.VERIFY, config.family, self._built[config])
 
     def _build(self, task: Task, config: Config) -> float:
         """Build a candidate's kernels, a part in each worker; return the seconds that took."""
-        patience = partial(self._budget.patience, task, config.family)
+        patience = self._patience(task, config)
 
         def ask(worker: Worker, part: Part) -> Outcome:
             return worker.ask(task, config, patience, part=part)
@@ -214,12 +227,14 @@ class Search:
         self._store.begin(candidate)
         outcome: Outcome | None = None
         best = self._candidates.best() if task is Task.MEASURE else {}
-        patience = partial(self._budget.patience, task, config.family)
+        patience = self._patience(task, config)
         begun = time.monotonic()
         try:
             outcome = worker.ask(task, config, patience, best=best, seconds=seconds)
             took = time.monotonic() - begun
-            if outcome.status == "hang" and not self._budget.is_hang(took, worker.starved):
+            needed = config in self._in_use
+            is_hang = self._budget.is_hang(took, worker.starved, needed=needed)
+            if outcome.status == "hang" and not is_hang:
                 outcome = replace(outcome, status="late")  # not for a search with more time
         finally:  # whoever interrupts a search from the keyboard does not blame the candidate
             if outcome is None or outcome.status not in DEADLY:
@@ -230,17 +245,23 @@ class Search:
             log.debug("candidate %s: %s: %s", config, outcome.status, outcome.detail)
         return outcome
 
+    def _patience(self, task: Task, config: Config) -> Callable[[float], float]:
+        """Return what tells how many more seconds to wait, by those waited."""
+        needed = config in self._in_use
+        return partial(self._budget.patience, task, config.family, needed=needed)
+
     def _verified_finalists(self) -> Times:
         """Verify finalists side by side, as many as there is time for; return what they took."""
         kept, failed = FINAL_SHARE * self._budget.seconds, 0
         while failed < MOST_FAILURES and (finalists := self._candidates.finalists(FINALISTS)):
-            if self._is_slow and finalists[0] != self._built[0]:
+            if self._is_slow and finalists[0] not in self._built:
                 self._build(Task.BUILD_FINALIST, finalists[0])
             outcomes = self._pool.each(
                 finalists,
                 partial(self._ask, Task.VERIFY_FINALIST),
                 lambda _overdue: self._budget.left() > kept,
             )
+            self._unanswered = set(finalists) - {outcome.config for outcome in outcomes}
             for outcome in (x for x in outcomes if not x.ok):
                 failed += 1
                 self._report(outcome)
@@ -279,6 +300,25 @@ class Search:
         }
         self._outcomes += (replace(found[c][0], seconds=x) for c, x in times.items())
         return times or self._times(finalists)
+
+    def _require_in_use(self, times: Times) -> None:
+        """Raise if what is in use was not tried to the end: it may be faster than all others.
+
+        Such as kernels of which a driver with an empty cache compiles many.
+        """
+        last = {outcome.config: outcome.status for outcome in self._outcomes}
+        late = [
+            config
+            for config in self._in_use
+            if config not in times
+            and (last.get(config, "late") == "late" or config in self._unanswered)
+        ]
+        if late:
+            raise TuningError(
+                f"{' and '.join(map(str, late))}: in use until now, and not tried to the end in "
+                f"{self._budget.passed():.1f} s, so what is in use stays; CLGEMM_TUNE_SECONDS "
+                "gives a search more time"
+            )
 
     def _model(self, times: Times) -> cost_model.Model:
         """Choose the few that are near the best at each shape."""
