@@ -20,7 +20,7 @@ from helpers import CPU, GPU, as_data, entry_with, heard, run_python
 import clgemm
 from clgemm.dispatch import engines
 from clgemm.errors import TuningError
-from clgemm.kernels import BY_NAME, FAMILIES
+from clgemm.kernels import BY_NAME, FAMILIES, LAST_RESORT
 from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import devices, registry
@@ -45,6 +45,7 @@ SPACE = [
     for config in PACKED.candidates(CPU, S)
     if all(config[name] in values for name, values in FIXED.items())
 ]
+IN_USE = SPACE[1], SPACE[-1]
 DEFAULT = PACKED.default(CPU, S)
 HOPPER = replace(GPU, compute_capability=(9, 0))
 
@@ -663,52 +664,99 @@ def test_what_a_short_search_could_not_wait_for_or_had_no_core_is_tried_again(
 
 
 @pytest.fixture
-def slow_in_use(request, monkeypatch):
-    """Have two in use, of which the second one takes so many seconds in a task; 4 s are asked."""
+def in_use(request, monkeypatch):
+    """Have two in use, the second one a bit faster; give what they take, seconds by task.
+
+    All others take one.
+    """
     request.getfixturevalue("fake")
-    quick, slow = SPACE[1], SPACE[-1]
-    file_with(entry_with(quick, slow))
-    takes, now = dict.fromkeys(Task, 0.0), [100.0]
+    file_with(entry_with(*IN_USE))
+    takes, now = {}, [100.0]
     set_clock(monkeypatch, now)
 
     class Slow(FakeWorker):
         def ask(self, task, config, patience, **more):
-            if config == slow:
-                waited = min(takes[task], max(0.0, patience(0.0)))
-                now[0] += waited
-                if waited < takes[task]:
-                    return Outcome(config, "hang", "no answer")
-            elif config != quick:
-                now[0] += 1
+            seconds = takes.get((config, task), 0.0 if config in IN_USE else 1.0)
+            waited = min(seconds, max(0.0, patience(0.0)))
+            now[0] += waited
+            if waited < seconds:
+                return Outcome(config, "hang", "no answer")
             return super().ask(task, config, patience, **more)
 
-    Slow.answer = staticmethod(lambda config, _: fine(config, 0.5 if config == slow else 1.0))
+    times = dict(zip(IN_USE, (0.52, 0.5), strict=True))
+    Slow.answer = staticmethod(lambda config, _: fine(config, times.get(config, 1.0)))
     monkeypatch.setattr(search_loop, "Worker", Slow)
-    return slow, takes
+    return takes
+
+
+def refusal():
+    """Search for four seconds, in vain; say why."""
+    parameters, before = new_parameters(), stored()
+    with pytest.raises(TuningError, match="CLGEMM_TUNE_SECONDS gives a search more time") as why:
+        parameters.tune("s", Effort(seconds=4.0))
+    assert stored() == before
+    assert parameters.of("s").configs == IN_USE
+    return str(why.value)
 
 
 @pytest.mark.parametrize("task", [Task.BUILD, Task.VERIFY, Task.MEASURE, Task.VERIFY_FINALIST])
-def test_what_is_in_use_is_waited_for(slow_in_use, task):
+def test_what_is_in_use_is_waited_for(in_use, task):
     """A short search would find something else to be the best, which is not."""
-    slow, takes = slow_in_use
-    takes[task] = 5.0  # of a build, for each of two workers
+    in_use[IN_USE[1], task] = 5.0  # of a build, for each of two workers
     parameters = new_parameters()
     parameters.tune("s", Effort(seconds=4.0))
-    assert parameters.of("s").configs == (slow,)
+    assert parameters.of("s").configs == IN_USE[1:]
 
 
 @pytest.mark.parametrize("task", [Task.VERIFY, Task.MEASURE, Task.VERIFY_FINALIST])
-def test_what_is_in_use_stays_where_there_was_no_time_to_try_it(slow_in_use, task):
-    slow, takes = slow_in_use
-    takes[task] = 60.0
-    parameters, before = new_parameters(), stored()
-    words = "in use until now, and not tried to the end.*CLGEMM_TUNE_SECONDS gives a search more"
-    with pytest.raises(TuningError, match=words) as refusal:
-        parameters.tune("s", Effort(seconds=4.0))
-    assert str(slow) in str(refusal.value)
-    assert str(SPACE[1]) not in str(refusal.value)
-    assert stored() == before
-    assert parameters.of("s").configs == (SPACE[1], slow)
+def test_what_is_in_use_stays_where_there_was_no_time_to_try_it(in_use, task):
+    in_use[IN_USE[1], task] = 25.0
+    why = refusal()
+    assert f"{IN_USE[1]}: in use until now, and not tried to the end" in why
+    assert str(IN_USE[0]) not in why
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_is_in_use_stays_where_its_turn_did_not_come(in_use, place, monkeypatch):
+    """Since the only worker took all the time for the other one."""
+    monkeypatch.setattr(search_loop.pool, "size", lambda _traits: 1)
+    other = IN_USE[1 - place]
+    if place:  # it is the second to be verified
+        in_use[other, Task.VERIFY], in_use[other, Task.MEASURE] = 6.0, 6.5
+    else:  # and the first one the second finalist
+        in_use[other, Task.VERIFY_FINALIST] = 11.0
+    why = refusal()
+    assert f"{IN_USE[place]}: in use until now" in why
+    assert str(other) not in why
+
+
+@pytest.mark.parametrize("wrong", [True, False], ids=["first wrong", "first right"])
+def test_nothing_is_begun_beside_what_is_in_use_where_builds_are_slow(in_use, wrong, monkeypatch):
+    """And each is built once."""
+    monkeypatch.setattr(search_loop.pool, "size", lambda _traits: 3)
+    in_use[IN_USE[0], Task.BUILD] = 3.0  # for each worker
+    find, right = search_loop.Worker.answer, (Task.VERIFY, Task.MEASURE)
+
+    def answer(config, task):
+        return Outcome(config, "wrong") if wrong and config == IN_USE[0] else find(config, task)
+
+    monkeypatch.setattr(search_loop.Worker, "answer", staticmethod(answer))
+    new_parameters().tune("s", Effort(seconds=40.0))
+    order = [(IN_USE[0], task) for task in (right[:1] if wrong else right)]
+    order += [(IN_USE[1], task) for task in right]
+    assert FakeWorker.tried[: len(order)] == order
+    built = [config for config, task, _ in FakeWorker.built if task is Task.BUILD]
+    assert built == [config for config in IN_USE for _ in range(3)]
+    tried = [config_from_json(t["config"]) for t in stored()["entries"]["gemm.s"]["trials"]]
+    assert wrong or set(tried) == set(IN_USE)
+
+
+def test_what_is_in_use_but_no_candidate_is_not_waited_for(fake):
+    """Such as the last resort, where other families compete."""
+    file_with(entry_with(LAST_RESORT.default(CPU, S)))
+    fake.tried.clear()
+    new_parameters().tune("s", Effort(seconds=4.0))
+    assert {config for config, _ in fake.tried} == set(SPACE)
 
 
 def test_what_is_in_use_is_replaced_where_it_is_wrong(fake):
@@ -723,10 +771,10 @@ def test_what_is_in_use_is_replaced_where_it_is_wrong(fake):
 
 
 def test_workers_build_all_that_is_in_use_together(fake):
-    file_with(entry_with(SPACE[1], SPACE[-1]))
+    file_with(entry_with(*IN_USE))
     new_parameters().tune("s", Effort(seconds=4.0))
     built = [config for config, task, _ in fake.built if task is Task.BUILD]
-    assert list(dict.fromkeys(built)) == [SPACE[1], SPACE[-1]]
+    assert tuple(dict.fromkeys(built)) == IN_USE
 
 
 @pytest.mark.process

@@ -68,8 +68,8 @@ class Search:
     first : sequence of Config
         Known good configurations of near devices.
     in_use : sequence of Config
-        What the result replaces: it is tried to the end, beyond the time of a short search, or
-        there is no result.
+        What the result replaces, of `first`: it is tried to the end, beyond the time of a short
+        search, or there is no result.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Search:
         size = pool.size(traits)
         self._budget = Budget(effort.seconds, size)
         self._candidates = Candidates(
-            competitors(traits, precision), traits, precision, (*in_use, *first),
+            competitors(traits, precision), traits, precision, first,
             known_only=effort.mode == "quick",
         )  # fmt: skip
         self._in_use = [config for config in in_use if config in self._candidates.first]
@@ -138,7 +138,7 @@ class Search:
                     raise
                 interrupted = True
                 times = self._verified_finalists()
-            self._require_in_use(times)
+            self._require_in_use()
             model = self._model(times)
         return Result(model, self._outcomes, self._budget.passed(), interrupted)
 
@@ -301,7 +301,7 @@ class Search:
         self._outcomes += (replace(found[c][0], seconds=x) for c, x in times.items())
         return times or self._times(finalists)
 
-    def _require_in_use(self, times: Times) -> None:
+    def _require_in_use(self) -> None:
         """Raise if what is in use was not tried to the end: it may be faster than all others.
 
         Such as kernels of which a driver with an empty cache compiles many.
@@ -310,8 +310,7 @@ class Search:
         late = [
             config
             for config in self._in_use
-            if config not in times
-            and (last.get(config, "late") == "late" or config in self._unanswered)
+            if last.get(config, "late") == "late" or config in self._unanswered
         ]
         if late:
             raise TuningError(
