@@ -436,7 +436,8 @@ class Engine:
         """Search for one precision's parameters now, and measure its break-evens with them.
 
         Of those a driver that has compiled nothing takes half a second for each shape: they take no
-        more time than the search may, and what is left out is measured by later processes.
+        more time than the search may; what is left out is estimated, or measured by later
+        processes.
         """
         result = self.parameters.tune(code, effort)
         self.measure_break_evens(PRECISIONS[code], Limits(time.monotonic() + effort.seconds))

@@ -25,7 +25,7 @@ from clgemm.kernels.family import Config
 from clgemm.problem import PRECISIONS, Operand, describe
 from clgemm.runtime import devices, registry
 from clgemm.runtime.programs import Programs
-from clgemm.tuning import verification
+from clgemm.tuning import tuner, verification
 from clgemm.tuning.cost_model import Model, Variant
 from clgemm.tuning.outcome import WHOLE, Outcome, Part, Task, config_from_json
 from clgemm.tuning.results import Effort
@@ -751,6 +751,14 @@ def test_nothing_is_begun_beside_what_is_in_use_where_builds_are_slow(in_use, wr
     assert wrong or set(tried) == set(IN_USE)
 
 
+def test_what_is_in_use_is_tried_before_what_other_drivers_left(fake, monkeypatch):
+    file_with(entry_with(*IN_USE))
+    monkeypatch.setattr(tuner, "find_starting_points", lambda *_: [DEFAULT, SPACE[2], *IN_USE])
+    new_parameters().tune("s", Effort())
+    tried = [config for config, task in fake.tried if task is Task.MEASURE]
+    assert tuple(dict.fromkeys(tried))[:4] == (*IN_USE, DEFAULT, SPACE[2])
+
+
 def test_what_is_in_use_but_no_candidate_is_not_waited_for(fake):
     """Such as the last resort, where other families compete."""
     file_with(entry_with(LAST_RESORT.default(CPU, S)))
@@ -768,6 +776,14 @@ def test_what_is_in_use_is_replaced_where_it_is_wrong(fake):
     parameters = new_parameters()
     parameters.tune("s", Effort(seconds=4.0))
     assert wrong not in parameters.of("s").configs
+
+
+def test_what_is_in_use_and_took_a_process_down_is_not_tried(fake):
+    file_with(entry_with(*IN_USE))
+    lookup.store_for(CPU).begin(as_data(IN_USE[0]))
+    new_parameters().tune("s", Effort())
+    assert IN_USE[0] not in {config for config, *_ in (*fake.tried, *fake.built)}
+    assert IN_USE[1] in {config for config, _ in fake.tried}
 
 
 def test_workers_build_all_that_is_in_use_together(fake):

@@ -225,7 +225,9 @@ def test_what_is_in_use_is_waited_for_beyond_a_short_search(clock):
     assert not found.waits_for_needed()
     for task in tasks:
         more = found.patience(task, "toy", 5.0, needed=True)
-        assert more == pytest.approx(7.0 if task in budget.FINALISTS else 0.0), "what has passed"
+        assert more == pytest.approx(7.0 if task in budget.TASKS_OF_FINALISTS else 0.0), (
+            "what has passed"
+        )
     assert found.is_hang(20.0)
     assert not found.is_hang(20.0, needed=True)
     assert found.is_hang(budget.HANG_SECONDS, needed=True)

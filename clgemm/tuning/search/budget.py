@@ -17,7 +17,7 @@ NEXT_SECONDS = 5.0  # that what began beside it is waited for, however short the
 LATE_SHARE = 2 / 5  # of the budget, after which a candidate is given up for this search
 HANG_SHARE = 1 / 3  # of the time that is left, which one candidate may use up
 STARVED_SHARE = 1 / 2  # of the time waited, without a core: the machine is to blame
-FINALISTS = frozenset({Task.BUILD_FINALIST, Task.VERIFY_FINALIST})
+TASKS_OF_FINALISTS = frozenset({Task.BUILD_FINALIST, Task.VERIFY_FINALIST})
 SOME_SECONDS = 0.05  # what a candidate takes at least
 START_SECONDS = 60.0  # for a worker to import what it needs and open the device
 START_GRACE = 10.0  # that a worker's start may go beyond the end of a search
@@ -106,7 +106,7 @@ class Budget:
             most = max(least + waited, self._usual(max(self._measuring), waited))
         elif task is Task.MEASURE:
             end = max(end, FIRST_SECONDS - waited)
-        elif task in FINALISTS and (needed or not self._has_winner):
+        elif task in TASKS_OF_FINALISTS and (needed or not self._has_winner):
             usual = max(FIRST_SECONDS, 2 * max(self._verifying.get(family, [0.0])))
             end = max(end, usual - waited)
         return min(most - waited, end)

@@ -68,8 +68,8 @@ class Search:
     first : sequence of Config
         Known good configurations of near devices.
     in_use : sequence of Config
-        What the result replaces, of `first`: it is tried to the end, beyond the time of a short
-        search, or there is no result.
+        What the result replaces: it is tried before all others and to the end, beyond the time of a
+        short search, or there is no result.
     """
 
     def __init__(
@@ -86,10 +86,9 @@ class Search:
         size = pool.size(traits)
         self._budget = Budget(effort.seconds, size)
         self._candidates = Candidates(
-            competitors(traits, precision), traits, precision, first,
+            competitors(traits, precision), traits, precision, (*in_use, *first),
             known_only=effort.mode == "quick",
         )  # fmt: skip
-        self._in_use = [config for config in in_use if config in self._candidates.first]
         self._outcomes: list[Outcome] = []
         self._verified: dict[Config, None] = {}
         self._measured: set[Config] = set()
@@ -102,6 +101,8 @@ class Search:
         self._side = 0
         for outcome in ruled_out(store, traits, precision).values():
             self._report(outcome)
+        candidates = set(self._candidates.first)
+        self._in_use = [c for c in in_use if c in candidates and not self._candidates.is_tried(c)]
         self._programs: tempfile.TemporaryDirectory[str] | None = None
         if not traits.caches_programs:  # workers then share what they compiled through a folder
             self._programs = tempfile.TemporaryDirectory("", "clgemm-", ignore_cleanup_errors=True)
