@@ -751,6 +751,19 @@ def test_nothing_is_begun_beside_what_is_in_use_where_builds_are_slow(in_use, wr
     assert wrong or set(tried) == set(IN_USE)
 
 
+@pytest.mark.parametrize("slow", IN_USE, ids=["first", "second"])
+def test_a_finalist_that_the_end_kept_from_being_measured_stays(in_use, slow, monkeypatch):
+    """Each of two is the best at one shape, and one takes all the time that is left."""
+    best = dict(zip(IN_USE, ("square", "small"), strict=True))
+    monkeypatch.setattr(search_loop.Worker, "answer", staticmethod(
+        lambda config, _: fine(config, dict.fromkeys(SHAPES, 1.0) | {best.get(config): 0.5})
+    ))  # fmt: skip
+    in_use[slow, Task.MEASURE_FINALIST] = 9.0
+    parameters = new_parameters()
+    parameters.tune("s", Effort(seconds=4.0))
+    assert set(parameters.of("s").configs) == set(IN_USE)
+
+
 def test_what_is_in_use_is_tried_before_what_other_drivers_left(fake, monkeypatch):
     file_with(entry_with(*IN_USE))
     monkeypatch.setattr(tuner, "find_starting_points", lambda *_: [DEFAULT, SPACE[2], *IN_USE])

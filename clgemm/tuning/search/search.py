@@ -173,10 +173,10 @@ class Search:
             return
         budget = self._budget
         if not self._verified:
-            for needed in dict.fromkeys((config, *self._in_use)):
-                if needed not in self._built:
-                    took = self._build(Task.BUILD, needed)
-                    self._built[needed] = took * self._pool.size
+            for first in dict.fromkeys((config, *self._in_use)):
+                if first not in self._built:
+                    took = self._build(Task.BUILD, first)
+                    self._built[first] = took * self._pool.size
                     self._is_slow = self._is_slow or took > SLOW_SHARE * budget.seconds
         end = budget.passed() + SAMPLE_SHARE * budget.left()
         is_alone = self._is_slow and config in self._built
@@ -277,7 +277,10 @@ class Search:
         return {config: dict(results[config].seconds) for config in configs if config in results}
 
     def _measured_finalists(self, finalists: list[Config]) -> Times:
-        """Time them with every shape, in turns, so that what disturbs one disturbs all."""
+        """Time them with every shape, in turns, so that what disturbs one disturbs all.
+
+        If the end comes before each had a turn, what they took in the search has to do.
+        """
         measurements = len(shapes.standard(8)) * FINALISTS * ROUNDS
         seconds = FINAL_SHARE * self._budget.seconds / measurements
         found: dict[Config, list[Outcome]] = {}
@@ -295,12 +298,14 @@ class Search:
                 out.add(config)
                 found.pop(config, None)
                 self._report(outcome)
+        if any(config not in found and config not in out for config in finalists):
+            return self._times(finalists)
         times = {
             config: {x: statistics.median(o.seconds[x] for o in some) for x in some[0].seconds}
             for config, some in found.items()
         }
         self._outcomes += (replace(found[c][0], seconds=x) for c, x in times.items())
-        return times or self._times(finalists)
+        return times
 
     def _require_in_use(self) -> None:
         """Raise if what is in use was not tried to the end: it may be faster than all others.
