@@ -3,18 +3,23 @@
     python bench/bench_micro.py [--precisions sdcz]
 
 The probe keeps independent vector FMAs in registers: no memory at all.  The micro-kernel runs on
-panels that stay in cache, all compute units at once, as it does inside a product.
+panels that stay in cache, all compute units at once, as it does inside a product.  A processor that
+multiplies for long slows down, so the probe also runs directly after products, and the rate of the
+last of these is compared with that.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
 import environment
 import numpy as np
 
+import clgemm
+from clgemm import settings
 from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME, source
 from clgemm.kernels.cpu_packed.family import PLANNED
@@ -25,6 +30,8 @@ from clgemm.runtime.opencl import cl
 from clgemm.tuning.measure import timing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from clgemm.runtime.device import Device
 
 PROBE = """
@@ -61,10 +68,22 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
 }
 """
 KP, PANELS = 384, 8
+SIDE, PRODUCTS, ROUNDS = 2048, 10, 5  # of products before the probe, which take long enough
 
 
-def rates(device: Device, precision: Precision, config: Config) -> tuple[float, float]:
-    """Measure both, in GFLOP/s."""
+class Rates(NamedTuple):
+    """What was measured, in GFLOP/s."""
+
+    probe: float
+    micro: float
+    product: float
+    """The last of some products."""
+    probe_after: float
+    """The probe directly after them."""
+
+
+def rates(device: Device, precision: Precision, config: Config) -> Rates:
+    """Measure all of them."""
     family, units = BY_NAME["cpu_packed"], device.traits.compute_units
     defines = {k: v for k, v in config.params if k not in PLANNED} | {"PACK_B": 1}
     spec = family.spec("", precision, Config.of(family.name, defines), GEMM_SIGNATURE)
@@ -91,10 +110,31 @@ def rates(device: Device, precision: Precision, config: Config) -> tuple[float, 
         cl.enqueue_nd_range_kernel(device.queue, kernel, (units,), (1,)).wait()
 
     times = timing.side_by_side({"probe": lambda: run(probe), "micro": lambda: run(micro)})
-    return (
+    product, after = loaded(precision, lambda: run(probe))
+    return Rates(
         flops_probe / times["probe"].best / 1e9,
         flops_micro * repeats / times["micro"].median / 1e9,
+        2.0 * precision.multiplications * SIDE**3 / product / 1e9,
+        flops_probe / after / 1e9,
     )
+
+
+def loaded(precision: Precision, probe: Callable[[], None]) -> tuple[float, float]:
+    """Return the seconds of a product after others, and of the probe directly after it."""
+    random = np.random.default_rng(SIDE)
+    a, b = (random.standard_normal((SIDE, SIDE)).astype(precision.dtype) for _ in range(2))
+    found = []
+    with settings.using(route="device"):
+        for _ in range(ROUNDS):
+            for _ in range(PRODUCTS):
+                clgemm.matmul(a, b)
+            begun = time.perf_counter()
+            clgemm.matmul(a, b)
+            ended = time.perf_counter()
+            probe()
+            found.append((ended - begun, time.perf_counter() - ended))
+    product, after = np.median(found, axis=0)
+    return float(product), float(after)
 
 
 def main() -> int:
@@ -107,12 +147,19 @@ def main() -> int:
         raise SystemExit("the device in use is no CPU; set CLGEMM_DEVICE")
     parameters = engines.of(device).parameters
     print(environment.text(environment.facts(device)))
-    print(f"{'':6}{'FMA probe':>12}{'micro-kernel':>14}{'share':>8}")
+    print("GFLOP/s")
+    heads = "FMA probe", "micro-kernel", "share", f"{SIDE}^3", "FMA probe after it", "share"
+    print(f"{heads[0]:>11}{heads[1]:>14}{heads[2]:>7}{heads[3]:>8}{heads[4]:>20}{heads[5]:>7}")
     for code in arguments.precisions:
         precision = PRECISIONS[code]
         config = parameters.of(code).configs[0]
-        peak, rate = rates(device, precision, config)
-        print(f"{code:6}{peak:12.1f}{rate:14.1f}{100 * rate / peak:7.1f}%  {config}", flush=True)
+        found = rates(device, precision, config)
+        print(
+            f"{code:2}{found.probe:9.1f}{found.micro:14.1f}{found.micro / found.probe:7.1%}"
+            f"{found.product:8.1f}{found.probe_after:20.1f}{found.product / found.probe_after:7.1%}"
+            f"  {config}",
+            flush=True,
+        )
     return 0
 
 

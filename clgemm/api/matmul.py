@@ -37,6 +37,7 @@ _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": Non
 _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
 _DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
+_MOST_STACKED = small.MOST_STACKED
 _LARGEST = max(_MOST.values())  # of what is small, of whatever type
 _logger, _root = repeated.LOGGERS
 _NO_OUTER = min(host_blas.SHORT.values())  # all that is smaller NumPy computes, outer products, too
@@ -143,14 +144,43 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
                     return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-        found = small.matmul(x1, x2, out)
-        if found is None:
-            found = repeated.matmul(x1, x2, out)
+            is_outer = x1.ndim == 2 == x2.ndim  # there was no other use for such matrices
+            found = _by_modes(x1, x2, out) if is_outer else _stacks(x1, x2, out)
+        else:
+            found = _by_modes(x1, x2, out)
         if found is not None:
             return found
     elif not given and (found := repeated_arrays.matmul(x1, x2, out)) is not None:
         return found
     return _new_kind(x1, x2, out, given)
+
+
+def _stacks(x1: Any, x2: Any, out: Any) -> Any:
+    """Multiply vectors or stacks that are small, or of a kind that was met, else return None.
+
+    The route is known to be "auto": see `_by_modes`.
+    """
+    dtype = x1.dtype
+    if x2.ndim == 2 or (x1.ndim == 3 == x2.ndim and len(x1) == len(x2)):
+        product = x1.size * x2.shape[-1]  # as in nearly all stacks
+    else:
+        product = repeated.multiplications(x1, x2)
+    if 0 < product <= _MOST_STACKED.get(dtype, 0) and x2.dtype == dtype:
+        return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+    device = registry.in_use
+    if device is None:
+        return None
+    kind = dtype, x1.shape, x1.strides, x2.dtype, x2.shape, x2.strides
+    found = device.repeated.get(kind if out is None else repeated.into(kind, out))
+    if found is _numpys and (_logger.level or _root.level) > _DEBUG:
+        return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+    return repeated.by(found, x1, x2, out, True)
+
+
+def _by_modes(x1: Any, x2: Any, out: Any) -> Any:
+    """Multiply what is small or of a kind that was met, else return None; modes may be set."""
+    found = small.matmul(x1, x2, out)
+    return repeated.matmul(x1, x2, out) if found is None else found
 
 
 def _new_kind(x1: Any, x2: Any, out: Any, given: dict[str, Any]) -> Any:

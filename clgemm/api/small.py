@@ -46,7 +46,7 @@ SHALLOW = _most(SMALL_SHALLOW)
 """The same where k is below `DEEP`."""
 ROWS = dict.fromkeys(BY_DTYPE, host_blas.LONG)
 """The same of a row or a column, which the host computes, whatever its length."""
-_MOST_STACKED = _most(SMALL_STACK)
+MOST_STACKED = _most(SMALL_STACK)
 """The same for stacks, and for products with vectors."""
 LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
@@ -128,7 +128,7 @@ def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) ->
         product = a.size * n
         most = MOST if k >= DEEP else SHALLOW
     else:
-        product, most = repeated.multiplications(a, b), _MOST_STACKED
+        product, most = repeated.multiplications(a, b), MOST_STACKED
     if not 0 < product <= most.get(dtype, 0) or not settings.chooses_route():
         return None
     if is_plain and host_blas.is_outer(a, b):

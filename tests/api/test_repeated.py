@@ -360,10 +360,22 @@ def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monk
     known.forget()
 
 
-def test_numpy_computes_again_without_another_look(device, operands, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    ("shapes", "result"),
+    [
+        (((M, K), (K, N)), (M, N)),
+        (((9, M, K), (9, K, N)), (9, M, N)),
+        (((2, 1, M, K), (3, K, N)), (2, 3, M, N)),
+        (((9000, K), (K,)), (9000,)),
+    ],
+    ids=str,
+)
+def test_numpy_computes_again_without_another_look(
+    device, shapes, result, rng, monkeypatch, caplog
+):
     """Each function that is called on the way takes a tenth of a microsecond."""
-    a, b = operands
-    out = np.empty((M, N))
+    a, b = (rng.uniform(-1, 1, shape) for shape in shapes)
+    out = np.empty(result)
     monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
     with registry.using(device):
         repeated.remember(a, b, None, None)
@@ -372,15 +384,30 @@ def test_numpy_computes_again_without_another_look(device, operands, monkeypatch
             patch.setattr(repeated, "by", None)
             assert clgemm.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
             assert clgemm.matmul(a, b, out=out) is out
-            for other in (np.asfortranarray(a), a.astype(np.float32)):
+            for other in (a.swapaxes(-1, -2).copy().swapaxes(-1, -2), a.astype(np.float32)):
                 with pytest.raises(TypeError):
                     clgemm.matmul(other, b)
             with pytest.raises(TypeError):
-                clgemm.matmul(a, b, out=np.empty((M, N), order="F"))
+                clgemm.matmul(a, b, out=np.empty((*result, 2))[..., 0])
             with caplog.at_level("DEBUG", "clgemm"), pytest.raises(TypeError):
                 clgemm.matmul(a, b)
         assert out.tobytes() == np.matmul(a, b).tobytes()
     engines.of(device).forget()
+
+
+@pytest.mark.parametrize("shape", [(M, K), (9, M, K)], ids=str)
+def test_what_is_kept_for_a_kind_computes_it(device, shape, rng, monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    a, out = rng.uniform(-1, 1, shape), np.empty((*shape[:-1], N))
+    b = rng.uniform(-1, 1, (*shape[:-2], K, N))
+    known = engines.of(device)
+    known.forget()
+    known.repeat(repeated._kind(a, b, None), lambda *given: ("fresh", given))
+    known.repeat(repeated._kind(a, b, out), lambda *given: ("out", given))
+    with registry.using(device):
+        assert clgemm.matmul(a, b) == ("fresh", (a, b))
+        assert clgemm.matmul(a, b, out=out) == ("out", (a, b, out))
+    known.forget()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from clgemm.api import small
 from clgemm.dispatch import engines
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS
+from clgemm.runtime import registry
 from clgemm.tuning.measure.verify import random_matrix
 
 pytestmark = pytest.mark.contract
@@ -92,6 +94,32 @@ def test_other_routes_and_unusual_calls_are_left_alone(monkeypatch):
         monkeypatch.setenv("CLGEMM_ROUTE", wish)
         assert small.gemm(single, _arguments(1.0, x, x)) is None
         assert small.matmul(x, x) is None
+
+
+@pytest.mark.parametrize("code", "sdcz")
+def test_stacks_and_vectors_are_small_where_the_rule_says_so(code, monkeypatch):
+    """`matmul` counts multiplications of usual stacks itself."""
+    matmul = sys.modules["clgemm.api.matmul"]
+    monkeypatch.delenv("CLGEMM_ROUTE", raising=False)
+    monkeypatch.setattr(registry, "in_use", None)
+    precision = PRECISIONS[code]
+    most = small.MOST_STACKED[precision.dtype]
+    stacks = [(), (1,), (2,), (most // 60,), (most // 60 + 1,), (2, 1), (1, 3)]
+    matrices = [((3, 4), (4, 5)), ((1, 4), (4, 15)), ((4,), (4, 15)), ((3, 20), (20,))]
+    taken = []
+    for p, q, (left, right) in itertools.product(stacks, stacks, matrices):
+        if not (p or q) and len(left) == len(right):
+            continue  # no stack, and no vector
+        # A vector has no place in a stack of its own.
+        x = np.zeros((p if len(left) > 1 else ()) + left, precision.dtype)
+        y = np.zeros((q if len(right) > 1 else ()) + right, precision.dtype)
+        if p and q and max(p) > 3 < max(q) and p != q:
+            continue  # these do not fit
+        got, want = matmul._stacks(x, y, None), small.matmul(x, y)
+        assert (got is None) == (want is None), (x.shape, y.shape)
+        taken.append(got is not None)
+        assert matmul._stacks(x, y.astype(object), None) is None
+    assert {True, False} == set(taken)
 
 
 @pytest.mark.usefixtures("auto")
