@@ -144,7 +144,7 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
                     return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-            is_outer = x1.ndim == 2 == x2.ndim  # there was no other use for such matrices
+            is_outer = x1.ndim == 2 == x2.ndim  # others have returned; or they are empty
             found = _by_modes(x1, x2, out) if is_outer else _stacks(x1, x2, out)
         else:
             found = _by_modes(x1, x2, out)

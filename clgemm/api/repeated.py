@@ -119,10 +119,13 @@ def remember_stack(a: Any, b: Any, out: Any, result: NDArray[Any]) -> None:
 
 
 def _kind(a: Any, b: Any, out: Any) -> Hashable:
-    """Tell what a decision depends on: operands that lie otherwise have one of their own."""
+    """Tell what a decision depends on: operands that lie otherwise have one of their own.
+
+    `api.matmul` makes it itself, without a call.
+    """
     kind: Any
     if a.ndim == _MATRIX == b.ndim:
-        # As `api.matmul` makes it, in numbers that it has at hand; of two that fit: see `by`.
+        # In numbers that `api.matmul` has at hand; of two that fit: see `by`.
         kind = len(a), len(b), b.size, a.dtype, b.dtype, a.strides, b.strides
     else:
         kind = a.dtype, a.shape, a.strides, b.dtype, b.shape, b.strides
