@@ -360,7 +360,7 @@ class _ByDevice:
         self, alpha: complex, a: NDArray[Any], b: NDArray[Any], c: NDArray[Any], beta: complex = 0.0
     ) -> NDArray[Any] | None:
         known, conj = self._engine, self._conj
-        if not all(type(x) is np.ndarray for x in (a, b, c)):
+        if not type(a) is type(b) is type(c) is np.ndarray:
             return None  # it only says that it is one
         if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
             return None

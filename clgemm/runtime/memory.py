@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 from weakref import ref
 
 from clgemm.runtime import opencl
@@ -13,7 +13,7 @@ from clgemm.runtime.ending import Stay
 from clgemm.runtime.opencl import cl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 OUT_OF_MEMORY = frozenset({
     "MEM_OBJECT_ALLOCATION_FAILURE", "INVALID_BUFFER_SIZE", "OUT_OF_RESOURCES",
@@ -21,6 +21,7 @@ OUT_OF_MEMORY = frozenset({
 })  # fmt: skip
 SMALLEST = 4096  # bytes
 IDLE_SHARE = 4  # one part in so many of what is allowed may lie idle
+MOST_RESTING = 8  # leases that keep their buffers; those of `streaming.direct` have 48 MB at most
 LOOK_SECONDS = 1e-3  # until a call that waits for memory looks again
 
 
@@ -43,15 +44,23 @@ def _rounded_within(sizes: tuple[int, ...], limit: int, largest: int) -> tuple[i
     return wanted if fits else sizes
 
 
-class _Lease:
-    """What one call uses, in a with block: as long as this object is there."""
+class Lease:
+    """What one call uses, in a with block, and then perhaps a later one, in another.
+
+    Counted for as long as this object is there and the with block lasts.
+    """
 
     def __init__(
-        self, memory: DeviceMemory, wanted: tuple[int, ...], limit: int, is_idle: Callable[[], bool]
+        self, memory: DeviceMemory, wanted: tuple[int, ...], limit: int, *, rests: bool
     ) -> None:
-        self.wanted, self.limit, self.is_idle = wanted, limit, is_idle
+        self.wanted, self.limit, self.rests = wanted, limit, rests
         self.total = sum(wanted)
         self.taken: list[tuple[cl.Buffer, int]] = []
+        self.buffers: list[cl.Buffer] = []
+        """What is taken: the same list while nobody else had any of it."""
+        self.is_idle = True
+        """Whether no command can use the buffers.  Where that is not proved at the end, they are
+        left to the driver, which releases them after its last command."""
         self.itself = ref(self)
         self.stay = Stay()
         self._memory = memory
@@ -62,14 +71,10 @@ class _Lease:
         except BaseException:
             self._memory.end(self)
             raise
-        return [buffer for buffer, _ in self.taken]
+        return self.buffers
 
     def __exit__(self, *_: object) -> None:
         self._memory.end(self)
-
-
-def _is_held(lease: _Lease | None) -> bool:
-    return lease is not None and not lease.stay.is_over()
 
 
 class DeviceMemory:
@@ -82,7 +87,9 @@ class DeviceMemory:
         self._lock = threading.Lock()
         self._idle: dict[cl.Buffer, int] = {}
         """Bytes of each buffer, the longest idle first; to ask the driver takes a microsecond."""
-        self._leases: list[ref[_Lease]] = []
+        self._resting: dict[Lease, int] = {}
+        """Bytes of leases that keep their idle buffers together, the longest idle first."""
+        self._leases: list[ref[Lease]] = []
         """Weak, and with the stay of its thread: however often Ctrl-C comes, a lease ends with its
         call."""
         self.peak = 0
@@ -92,14 +99,22 @@ class DeviceMemory:
     def used(self) -> int:
         """Bytes of leased buffers."""
         leases = [itself() for itself in self._leases]
-        return sum(lease.total for lease in leases if lease is not None)
+        return sum(lease.total for lease in leases if self._is_there(lease))
+
+    def _is_there(self, lease: Lease | None) -> TypeGuard[Lease]:
+        """Tell whether a lease has buffers that others cannot have."""
+        # Ctrl-C may have come between two steps of its end.
+        return lease is not None and lease not in self._resting
 
     @property
     def idle(self) -> int:
         """Bytes of buffers that wait for their next use."""
-        return sum(self._idle.values())
+        return sum(self._idle.values()) + sum(self._resting.values())
 
-    def lease(self, sizes: Sequence[int], limit: int, is_idle: Callable[[], bool]) -> _Lease:
+    def _is_held(self, lease: Lease | None) -> bool:
+        return self._is_there(lease) and not lease.stay.is_over()
+
+    def lease(self, sizes: Sequence[int], limit: int, *, rests: bool = False) -> Lease:
         """Give buffers of at least these sizes, and take them back.
 
         Waits while other calls use so much that the limit would be passed.  A call gets all of its
@@ -111,36 +126,42 @@ class DeviceMemory:
             Bytes of each buffer; together at most `limit`.
         limit : int
             Bytes that may be in use and idle together.
-        is_idle : callable
-            Tells at the end whether no command can use the buffers any more.  If that was not
-            proved, they are left to the driver, which releases them after its last command.
+        rests : bool
+            Whether the lease is for several calls, one after the other, and keeps its buffers
+            between them until others need the memory.
 
         Raises
         ------
         cl.Error
             If the device has no memory for them.
         """
-        return _Lease(self, _rounded_within(tuple(sizes), limit, self._largest), limit, is_idle)
+        return Lease(self, _rounded_within(tuple(sizes), limit, self._largest), limit, rests=rests)
 
-    def begin(self, lease: _Lease) -> None:
+    def begin(self, lease: Lease) -> None:
         """Find or make the buffers of a lease, when it fits beside the others."""
+        lease.stay, lease.is_idle = Stay(), True
         while True:
             with self._lock:
                 if self._leases:
-                    self._leases = [x for x in self._leases if _is_held(x())]
+                    self._leases = [x for x in self._leases if self._is_held(x())]
                 used = self.used if self._leases else 0
                 if not used or used + lease.total <= lease.limit:
                     self._leases.append(lease.itself)
-                    self._lend(lease, used + lease.total)
+                    if self._resting.pop(lease, None) is None:
+                        self._lend(lease, used + lease.total)
                     return
             time.sleep(LOOK_SECONDS)
 
-    def _lend(self, lease: _Lease, used: int) -> None:
+    def _lend(self, lease: Lease, used: int) -> None:
         """Give a lease its buffers; hold the lock since `used` bytes were counted."""
+        room = lease.limit - used
+        while self._resting and self.idle > room:
+            self._break_up(next(iter(self._resting)))
         found = [self._find(size) for size in lease.wanted]
-        idle = self._evict(lease.limit - used)
+        idle = self._evict(room)
         for size, buffer in zip(lease.wanted, found, strict=True):
             lease.taken.append((buffer or self._allocate(size), size))
+        lease.buffers = [buffer for buffer, _ in lease.taken]
         self.peak = max(self.peak, used + idle)
 
     def _find(self, size: int) -> cl.Buffer | None:
@@ -160,17 +181,32 @@ class DeviceMemory:
         self._evict(0)
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE, size)
 
-    def end(self, lease: _Lease) -> None:
+    def end(self, lease: Lease) -> None:
         """End a lease; buffers that Ctrl-C keeps from being put back are dropped."""
-        taken = lease.taken
         with self._lock:
-            is_idle = bool(taken) and lease.is_idle()
-            while taken and is_idle:
-                buffer, size = taken.pop()
-                self._idle[buffer] = size
+            if lease.is_idle:
+                self._rest(lease)
+            else:
+                lease.taken, lease.buffers = [], []
             if lease.itself in self._leases:
                 self._leases.remove(lease.itself)
             self._evict(lease.limit // IDLE_SHARE)
+
+    def _rest(self, lease: Lease) -> None:
+        """Keep the buffers of a lease together for its next call, if it has them all."""
+        self._resting[lease] = lease.total
+        if not (lease.rests and lease.buffers):
+            self._break_up(lease)
+        elif len(self._resting) > MOST_RESTING:
+            self._break_up(next(iter(self._resting)))
+
+    def _break_up(self, lease: Lease) -> None:
+        """Let others have the buffers of a lease that rests."""
+        lease.buffers = []
+        del self._resting[lease]
+        while lease.taken:
+            buffer, size = lease.taken.pop()
+            self._idle[buffer] = size
 
     def _evict(self, allowed: int) -> int:
         """Release idle buffers, the longest idle first, until at most so many bytes are idle.
@@ -181,7 +217,9 @@ class DeviceMemory:
             The bytes that are.
         """
         idle = self.idle
-        while self._idle and idle > allowed:
+        while idle > allowed and (self._idle or self._resting):
+            if not self._idle:
+                self._break_up(next(iter(self._resting)))
             buffer = next(iter(self._idle))
             idle -= self._idle.pop(buffer)
             buffer.release()

@@ -97,6 +97,12 @@ class LaunchState:
             self._scratch_bytes = nbytes
         return self._scratch
 
+    def take(self, scratch: cl.Buffer | None = None) -> None:
+        """Use this scratch memory from now on, which nobody else uses meanwhile."""
+        self.version += 1
+        self._scratch = scratch
+        self._scratch_bytes = 0 if scratch is None else scratch.size
+
     def _zeros(self, wait_for: list[cl.Event]) -> tuple[cl.Buffer, list[cl.Event]]:
         """Return counters that will be zero, and what to wait for until they are."""
         nbytes = CELL_STEP * 4

@@ -23,15 +23,18 @@ from clgemm.streaming.beside import CopiesBeside
 from clgemm.streaming.copies import chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
-    from clgemm.problem import Gemm
+    from clgemm.problem import Call, Gemm
     from clgemm.runtime.device import Device
     from clgemm.runtime.kernel_runner import KernelRunner
+    from clgemm.runtime.memory import Lease
     from clgemm.runtime.opencl import cl
     from clgemm.streaming.beside import Piece
     from clgemm.streaming.copy_threads import CopyThreads
-    from clgemm.streaming.request import Request
+    from clgemm.streaming.request import Request, Write
     from clgemm.streaming.schedule import Block, Schedule
 
     _Operand = tuple[cl.Buffer, NDArray[Any]]
@@ -72,71 +75,100 @@ def uses_threads(nbytes: int) -> bool:
 
 
 class DirectCall:
-    """One call, in buffers as its `Schedule.buffers` asks for, and one of scratch memory.
+    """Calls of one kind, one after the other, in a lease of buffers that rests between them.
 
-    The schedule has one product, and there is one runner.  After a copy all data is out of the
-    caches, Python's own too, and each function here takes some microseconds: so there is little of
-    it.
+    The buffers are as its `Schedule.buffers` asks for, and one of scratch memory.  The schedule has
+    one product, and there is one runner.  After a copy all data is out of the caches, Python's own
+    too, and each function here takes some microseconds: so there is little of it, and a kernel's
+    arguments stay set while the buffers stay.  A call that has failed is the last one.
     """
 
     def __init__(
         self, device: Device, threads: CopyThreads, schedule: Schedule,
-        runners: dict[Gemm, KernelRunner], request: Request, buffers: list[cl.Buffer],
+        runners: dict[Gemm, KernelRunner], lease: Lease,
     ) -> None:  # fmt: skip
         self._device = device
         self._threads = threads
         self._beside: CopiesBeside | None = None
-        self._shares = MANY if schedule.problem.operand_bytes >= MUCH else FEW
         self._schedule = schedule
+        self._problem = schedule.problem
         (self._runner,) = runners.values()
-        self._request = request
-        self._buffers = buffers
+        self._lease = lease
+        self._state = LaunchState(device.context, device.queue)
+        self._buffers: list[cl.Buffer] = []
+        self._operands: tuple[cl.Buffer, cl.Buffer, cl.Buffer]
+        self._factors: tuple[complex, complex] | None = None
+        """The alpha and beta that `_launch` is for, in these buffers."""
+        self._launch: Callable[[cl.Buffer], None]
         self._is_written = self._is_done = False
-        self.is_idle = True
-        """Whether no command can use the call's memory."""
 
-    def run(self) -> None:
+    def run(self, request: Request) -> None:
         """Compute."""
-        call, stop, write = self._request
+        self._is_written = self._is_done = False
+        lease, stop = self._lease, request.stop
         if stop is not None and stop.is_set():
             raise CancelledError
-        device, problem, queue = self._device, self._schedule.problem, self._device.queue
-        is_shared = self._schedule.is_shared
-        a, *others = self._buffers
-        b, c, *scratch = (a, *others) if is_shared else others
+        with lease as buffers:
+            if buffers is not self._buffers:
+                self._take(buffers)
+            lease.is_idle = False
+            try:
+                self._compute(request.call, request.write)
+                self._is_done = lease.is_idle = True
+            except BaseException:
+                if self._beside is not None:
+                    self._beside.abandon()
+                lease.is_idle = finish(self._device.queue)  # not if Ctrl-C comes a second time
+                raise
+            finally:
+                if self._beside is not None:
+                    self._beside.close(is_idle=lease.is_idle)
+                    self._beside = None
+
+    def _take(self, buffers: list[cl.Buffer]) -> None:
+        """Compute in these buffers from now on."""
+        a, *others = buffers
+        b, c, *scratch = (a, *others) if self._schedule.is_shared else others
+        self._operands = a, b, c
+        self._state.take(*scratch)
+        self._factors = None
+        self._buffers = buffers
+
+    def _compute(self, call: Call, write: Write | None) -> None:
+        problem, (a, b, c) = self._problem, self._operands
         sent = [(a, _in_order(call.a, trans=problem.trans_a))]
-        if not is_shared:
+        if b is not a:
             sent.append((b, _in_order(call.b, trans=problem.trans_b)))
         result = _in_order(call.c)
         if problem.reads_c:
             sent.append((c, result))
-        self.is_idle = False
-        try:
-            self._send(sent)
-            values = call.alpha, call.beta, a, b, c, NO_OFFSETS
-            state = LaunchState(device.context, queue, *scratch, pool=device.scratch)
-            self._runner.enqueue(values, state, [], in_order=True)
-            fits = result.flags.c_contiguous and write is None
-            dense = result if fits else np.empty(result.shape, result.dtype)
-            self._is_written = dense is result
-            self._fetch(c, dense)
-            if dense is not result:
-                self._is_written = True
-                (write or np.copyto)(result, dense)
-            self._is_done = self.is_idle = True
-        except BaseException:
-            if self._beside is not None:
-                self._beside.abandon()
-            self.is_idle = finish(queue)  # not if Ctrl-C comes a second time
-            raise
-        finally:
-            if self._beside is not None:
-                self._beside.close(is_idle=self.is_idle)
+        self._send(sent)
+        self._launch_for(call.alpha, call.beta)(c)
+        fits = result.flags.c_contiguous and write is None
+        dense = result if fits else np.empty(result.shape, result.dtype)
+        self._is_written = dense is result
+        self._fetch(c, dense)
+        if dense is not result:
+            self._is_written = True
+            (write or np.copyto)(result, dense)
+
+    def _launch_for(self, alpha: complex, beta: complex) -> Callable[[cl.Buffer], None]:
+        """Return what launches the product with these factors."""
+        if self._factors != (alpha, beta):
+            self._factors = None  # in case Ctrl-C comes between
+            values = alpha, beta, *self._operands, NO_OFFSETS
+            self._launch = self._runner.repeated(values, self._state)
+            self._factors = alpha, beta
+        return self._launch
+
+    @property
+    def _shares(self) -> Shares:
+        return MANY if self._problem.operand_bytes >= MUCH else FEW
 
     def _send(self, operands: list[_Operand]) -> None:
         """Copy operands to the device; if that is much, one part by the driver, others beside."""
         queue, copy = self._device.queue, self._device.cl.enqueue_copy
-        if sum(x.nbytes for _, x in operands) < SENT:
+        if sum([x.nbytes for _, x in operands]) < SENT:
             for buffer, x in operands:
                 copy(queue, buffer, _dense(x), is_blocking=True)
             return

@@ -163,7 +163,7 @@ class StreamingRunner:
             sizes = [size for _, size in schedule.buffers] + [scratch] * (scratch > 0)
             is_one = len(schedule.products) == 1
             copied = problem.operand_bytes if is_one else sys.maxsize
-            known = self._plans[problem, room] = _Plan(schedule, runners, sizes, copied)
+            known = self._plans[problem, room] = _Plan(schedule, runners, sizes, copied, [])
         if problem is self._problem:
             self._last = room, known
         return known
@@ -171,31 +171,35 @@ class StreamingRunner:
     def _copying(self, plan: _Plan, request: Request, room: int) -> list[Block]:
         """Compute with copies; return the blocks of C that were not written for want of memory."""
         device, threads = self._device, self._threads
-        schedule, runners = plan.schedule, plan.runners
         begun: DirectCall | StreamedCall | None = None
-
-        def is_idle() -> bool:
-            return begun is None or begun.is_idle
-
         try:
-            with device.memory.lease(plan.sizes, room, is_idle) as buffers:
-                if plan.whole_bytes <= direct.MOST:
-                    begun = DirectCall(device, threads, schedule, runners, request, buffers)
+            if plan.whole_bytes <= direct.MOST:
+                begun = self._direct(plan, room)
+                begun.run(request)
+                plan.spare.append(begun)
+            else:
+                lease = device.memory.lease(plan.sizes, room)
+                with lease, threads.in_use() as queues:
+                    begun = StreamedCall(
+                        device, threads, queues, plan.schedule, plan.runners, request, lease
+                    )
                     begun.run()
-                else:
-                    with threads.in_use() as queues:
-                        begun = StreamedCall(
-                            device, threads, queues, schedule, runners, request, buffers
-                        )
-                        begun.run()
         except device.cl.Error as error:
             if not is_short_of_memory(error) or (begun and begun.is_torn()):
                 raise
             device.memory.trim()
-            return begun.missing() if begun else schedule.results
+            return begun.missing() if begun else plan.schedule.results
         finally:
             threads.touch()
         return []
+
+    def _direct(self, plan: _Plan, room: int) -> DirectCall:
+        """Return what copies whole operands, which no other thread has."""
+        try:
+            return plan.spare.pop()
+        except IndexError:
+            lease = self._device.memory.lease(plan.sizes, room, rests=True)
+            return DirectCall(self._device, self._threads, plan.schedule, plan.runners, lease)
 
 
 class _Plan(NamedTuple):
@@ -207,3 +211,5 @@ class _Plan(NamedTuple):
     """Of the buffers, the last one's for scratch if any is needed."""
     whole_bytes: int
     """Bytes of all operands, if they are not divided."""
+    spare: list[DirectCall]
+    """Of which each thread takes one for a call."""

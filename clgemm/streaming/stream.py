@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm
     from clgemm.runtime.device import Device
     from clgemm.runtime.kernel_runner import KernelRunner
+    from clgemm.runtime.memory import Lease
     from clgemm.streaming.copy_threads import CopyThreads
     from clgemm.streaming.request import Request
     from clgemm.streaming.schedule import Block, Load, Name, Schedule
@@ -49,13 +50,14 @@ class StreamedCall:
     def __init__(
         self, device: Device, threads: CopyThreads, queues: tuple[cl.CommandQueue, cl.CommandQueue],
         schedule: Schedule, runners: dict[Gemm, KernelRunner], request: Request,
-        buffers: list[cl.Buffer],
+        lease: Lease,
     ) -> None:  # fmt: skip
         self._queue = device.queue
         self._schedule = schedule
         self._runners = runners
         self._call, self._stop, self._write = request
-        names = [name for name, _ in schedule.buffers]
+        self._lease = lease
+        buffers, names = lease.buffers, [name for name, _ in schedule.buffers]
         self._slots: dict[Name, list[cl.Buffer]] = {
             name: [x for x, its in zip(buffers, names, strict=False) if its == schedule.owner(name)]
             for name in OPERANDS
@@ -71,12 +73,10 @@ class StreamedCall:
         self._launched: list[cl.Event] = []
         self._ended = 0
         """How many of the products launched are known to have ended."""
-        self.is_idle = True
-        """Whether no command and no thread can use the call's memory."""
 
     def run(self) -> None:
         """Compute."""
-        self.is_idle = False
+        self._lease.is_idle = False
         try:
             self._populate()
             while not self._is_done():
@@ -85,17 +85,17 @@ class StreamedCall:
                 happened = self._notice_ends() | self._load() | self._launch()
                 awaited = next(iter(self._launched[self._ended :]), None)
                 self._copies.advance(awaited, patient=not happened)
-            self.is_idle = True
+            self._lease.is_idle = True
         except BaseException as error:
             try:
                 if is_short_of_memory(error):
                     self._save_results()
             finally:
                 # Not if Ctrl-C comes while this waits.
-                self.is_idle = self._copies.abandon(self._queue)
+                self._lease.is_idle = self._copies.abandon(self._queue)
             raise
         finally:
-            self._copies.close(is_idle=self.is_idle)
+            self._copies.close(is_idle=self._lease.is_idle)
 
     def _populate(self) -> None:
         c = self._call.c

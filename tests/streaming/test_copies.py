@@ -44,12 +44,12 @@ def pool(device):
 
 
 def test_buffers_are_used_again(pool):
-    with pool.lease([5000, 70000], MB, idle) as first:
+    with pool.lease([5000, 70000], MB) as first:
         assert [x.size >= size for x, size in zip(first, (5000, 70000), strict=True)] == [True] * 2
         used = pool.used
         assert used == sum(x.size for x in first)
     assert (pool.used, pool.idle) == (0, used)
-    with pool.lease([70001, 4990], MB, idle) as second:
+    with pool.lease([70001, 4990], MB) as second:
         assert {x.int_ptr for x in second} == {x.int_ptr for x in first}
         assert (pool.used, pool.idle, pool.peak) == (used, 0, used)
 
@@ -60,13 +60,13 @@ def test_sizes_are_rounded_a_little(size):
 
 
 def test_a_lease_keeps_to_the_limit_even_where_rounding_would_not(pool):
-    with pool.lease([70001, 70001], 140_003, idle):
+    with pool.lease([70001, 70001], 140_003):
         assert pool.peak <= 140_003
 
 
 def test_idle_buffers_make_room(pool):
     for size in (60_000, 90_000, 120_000, 90_000, 200_000):
-        with pool.lease([size], 200_000, idle):
+        with pool.lease([size], 200_000):
             assert pool.used + pool.idle <= 200_000
     assert pool.idle <= 200_000 // memory.IDLE_SHARE
     pool.trim()
@@ -74,11 +74,77 @@ def test_idle_buffers_make_room(pool):
     assert pool.peak <= 200_000
 
 
+def test_a_lease_that_rests_finds_its_buffers_again(pool):
+    lease = pool.lease([5000, 6000], MB, rests=True)
+    with lease as first:
+        mine = [x.int_ptr for x in first]
+    assert (pool.used, pool.idle) == (0, lease.total)
+    with pool.lease([5000, 6000], MB) as others:
+        assert not {x.int_ptr for x in others} & set(mine)
+    for _ in range(2):
+        with lease as again:
+            assert again is first
+            assert [x.int_ptr for x in again] == mine
+            assert pool.used == lease.total
+    assert pool.idle == 2 * lease.total
+    pool.trim()
+    assert (pool.used, pool.idle) == (0, 0)
+
+
+def test_who_needs_the_memory_takes_that_of_a_lease_that_rests(pool):
+    lease = pool.lease([50_000, 20_000], 300_000, rests=True)
+    with lease as first:
+        mine = {x.int_ptr for x in first}
+    with pool.lease([50_000], 80_000) as (other,):
+        assert other.int_ptr in mine
+        assert pool.used + pool.idle <= 80_000
+    with lease as second:
+        assert second is not first
+        assert [x.size >= size for x, size in zip(second, (50_000, 20_000), strict=True)]
+        assert pool.used == lease.total
+    assert pool.idle <= 300_000 // memory.IDLE_SHARE
+
+
+def test_few_leases_rest(pool):
+    """The others' buffers are anybody's, so that many kinds of calls share them."""
+    leases = [pool.lease([5000], MB, rests=True) for _ in range(memory.MOST_RESTING + 2)]
+    found = []
+    for lease in leases:
+        with lease as buffers:
+            found.append(buffers[0].int_ptr)
+    assert pool.idle == (memory.MOST_RESTING + 1) * leases[0].total
+    assert len(set(found)) == memory.MOST_RESTING + 1
+    with leases[-1] as buffers:
+        assert buffers[0].int_ptr == found[-1]
+
+
+def test_a_lease_that_did_not_get_all_does_not_rest(pool, monkeypatch):
+    real = pool._allocate
+
+    def allocate(size):
+        if size > 5500:
+            raise out_of_memory()
+        return real(size)
+
+    lease = pool.lease([5000, 6000], MB, rests=True)
+    with lease:
+        pass
+    pool.trim()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_allocate", allocate)
+        with pytest.raises(cl.Error), lease:
+            pytest.fail("there was no memory")
+    assert not pool._resting
+    with lease as buffers:
+        assert [x.size >= size for x, size in zip(buffers, (5000, 6000), strict=True)]
+        assert pool.used == lease.total
+
+
 def test_a_lease_waits_for_memory(pool):
     order, held, free = [], threading.Event(), threading.Event()
 
     def first():
-        with pool.lease([80_000], 100_000, idle):
+        with pool.lease([80_000], 100_000):
             held.set()
             free.wait(SECONDS)
             order.append("first ends")
@@ -87,7 +153,34 @@ def test_a_lease_waits_for_memory(pool):
     thread.start()
     assert held.wait(SECONDS)
     threading.Timer(0.1, free.set).start()
-    with pool.lease([30_000], 100_000, idle):
+    with pool.lease([30_000], 100_000):
+        order.append("second begins")
+    thread.join(SECONDS)
+    assert order == ["first ends", "second begins"]
+
+
+def test_a_lease_is_held_by_the_thread_that_uses_it_now(pool):
+    """Not by the one that made it, whose call is over."""
+    order, held, free = [], threading.Event(), threading.Event()
+
+    @entry()
+    def make():
+        lease = pool.lease([80_000], 100_000, rests=True)
+        with lease:
+            return lease
+
+    @entry()
+    def hold(lease):
+        with lease:
+            held.set()
+            free.wait(SECONDS)
+            order.append("first ends")
+
+    thread = threading.Thread(target=hold, args=(make(),))
+    thread.start()
+    assert held.wait(SECONDS)
+    threading.Timer(0.1, free.set).start()
+    with pool.lease([30_000], 100_000):
         order.append("second begins")
     thread.join(SECONDS)
     assert order == ["first ends", "second begins"]
@@ -103,13 +196,13 @@ def test_what_is_refused_leaves_the_books_right(pool, monkeypatch):
         return real(size)
 
     monkeypatch.setattr(pool, "_allocate", allocate)
-    with pytest.raises(cl.Error), pool.lease([5000, 6000], MB, idle):
+    with pytest.raises(cl.Error), pool.lease([5000, 6000], MB):
         pytest.fail("there was no memory")
     assert pool.used == 0
 
 
 def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch):
-    with pool.lease([100_000], MB, idle):
+    with pool.lease([100_000], MB):
         pass
     assert pool.idle
     real = cl.Buffer
@@ -120,7 +213,7 @@ def test_idle_memory_is_given_up_before_a_refusal_is_believed(pool, monkeypatch)
         return real(context, flags, size)
 
     monkeypatch.setattr(load(), "Buffer", buffer)
-    with pool.lease([50_000], MB, idle) as (x,):
+    with pool.lease([50_000], MB) as (x,):
         assert x.size >= 50_000
 
 
@@ -153,11 +246,6 @@ def test_staging_does_without_pinned_memory(device, monkeypatch):
     staging.release(piece)
     assert staging.count == 0
     assert not staging._spare
-
-
-def idle():
-    """Say that no command uses a lease any more."""
-    return True
 
 
 def test_an_idle_timer_runs_once_after_the_last_touch():
@@ -252,7 +340,7 @@ def threads(device):
 def test_all_is_given_back_when_no_call_comes(device, threads):
     before, pool = threading.active_count(), separate(device).memory
     threads._timer._seconds = 0.05
-    with threads.in_use() as queues, pool.lease([4000], MB, idle) as (buffer,):
+    with threads.in_use() as queues, pool.lease([4000], MB) as (buffer,):
         copies = Copies(threads, *queues)
         for to_host in (False, True):
             x = np.ones((1, 10, 100), np.float32)
@@ -285,7 +373,7 @@ def test_what_comes_first_is_copied_first(threads):
 
 
 def test_a_copy_that_fails_fails_the_call(device, threads):
-    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB) as (buffer,):
         copies = Copies(threads, *queues)
         x = np.ones((1, 4, 5), np.float32)
         x.flags.writeable = False
@@ -351,7 +439,7 @@ class Interrupting(SimpleQueue):
 @pytest.mark.parametrize("turn", [1, 2])
 def test_what_was_heard_as_ctrl_c_came_is_not_waited_for_again(device, threads, turn):
     x = np.ones((1, 10, 100), np.float32)
-    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB) as (buffer,):
         copies = Copies(threads, *queues)
         copies.ended = Interrupting(turn)
         copies.start(BlockCopy(buffer, [(0, x)] * 2, to_host=False))
@@ -367,7 +455,7 @@ def test_what_ctrl_c_kept_from_being_handed_over_is_not_waited_for(device, threa
         raise KeyboardInterrupt
 
     x = np.ones((1, 10, 100), np.float32)
-    with threads.in_use() as queues, separate(device).memory.lease([4000], MB, idle) as (buffer,):
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB) as (buffer,):
         copies = Copies(threads, *queues)
         copies.start(BlockCopy(buffer, [(0, x)], to_host=False))
         monkeypatch.setattr(threads, "submit", submit)
@@ -389,7 +477,7 @@ def test_a_copy_that_runs_is_waited_for_and_no_other_begins(device, threads, mon
     monkeypatch.setattr(np, "copyto", copyto)
     threads._most = 1
     x = np.ones((1, 10, 100), np.float32)
-    with threads.in_use() as queues, separate(device).memory.lease([8000], MB, idle) as (buffer,):
+    with threads.in_use() as queues, separate(device).memory.lease([8000], MB) as (buffer,):
         copies = Copies(threads, *queues)
         copies.start(BlockCopy(buffer, [(0, x), (4000, x)], to_host=False))
         copies.advance()
@@ -405,33 +493,37 @@ def test_a_copy_that_runs_is_waited_for_and_no_other_begins(device, threads, mon
 
 
 def test_buffers_that_may_be_in_use_are_not_leased_again(pool):
-    with pool.lease([5000], MB, lambda: False) as dropped:
-        pass
+    lease = pool.lease([5000], MB)
+    with lease as dropped:
+        lease.is_idle = False
     assert (pool.used, pool.idle) == (0, 0)
-    with pool.lease([5000], MB, idle) as taken:
-        assert taken[0].int_ptr != dropped[0].int_ptr
+    for other in (pool.lease([5000], MB), lease):
+        with other as taken:
+            assert len(taken) == 1
+            assert taken[0].int_ptr != dropped[0].int_ptr
+    assert pool.idle == lease.total
 
 
-@pytest.mark.parametrize("turn", range(3))
-def test_a_lease_ends_whenever_ctrl_c_comes(pool, turn, monkeypatch):
+@pytest.mark.parametrize("rests", [False, True])
+@pytest.mark.parametrize("name", ["_rest", "_evict"])
+@pytest.mark.parametrize("turn", range(2))
+def test_a_lease_ends_whenever_ctrl_c_comes(pool, turn, name, rests, monkeypatch):
     """Else what it took would be missing for ever, and the next large call would wait for it."""
-    calls = []
+    calls, real = [], getattr(pool, name)
 
-    def may_interrupt(*_):
+    def may_interrupt():
         calls.append(None)
         if len(calls) == turn + 1:
             raise KeyboardInterrupt
-        return True
 
-    evict = pool._evict
     with (
         pytest.raises(KeyboardInterrupt),
-        pool.lease([50_000, 60_000], 200_000, may_interrupt),
+        pool.lease([50_000, 60_000], 200_000, rests=rests),
     ):
-        monkeypatch.setattr(pool, "_evict", lambda x: (may_interrupt(), evict(x), may_interrupt()))
+        monkeypatch.setattr(pool, name, lambda x: (may_interrupt(), real(x), may_interrupt()))
     monkeypatch.undo()
     assert pool.used == 0
-    with pool.lease([150_000], 200_000, idle):
+    with pool.lease([150_000], 200_000):
         pass
 
 
@@ -444,7 +536,7 @@ def test_a_lease_ends_with_its_call_though_somebody_keeps_the_exception(pool, mo
 
     @entry()
     def call():
-        with pool.lease([150_000], 200_000, idle):
+        with pool.lease([150_000], 200_000):
             done.append(threading.current_thread())
 
     monkeypatch.setattr(pool, "end", interrupted)

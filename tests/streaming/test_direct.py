@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from clgemm.errors import DeviceError
 from clgemm.problem import PRECISIONS, Call, describe
 from clgemm.runtime import registry
 from clgemm.runtime.interrupt import Stop
+from clgemm.runtime.kernel_runner import KernelRunner
 from clgemm.runtime.opencl import load
 from clgemm.streaming import direct
 from clgemm.streaming.staging import Staging
@@ -68,6 +70,13 @@ def check(device, a, b, c, beta=0.0):
         gemm(1.5, a, b, beta, c)
     eps = next(x.eps for x in PRECISIONS.values() if x.dtype == c.dtype)
     reference.assert_within_bound(c, want, size, a.shape[-1], eps)
+
+
+def buffers_of(device):
+    """Return the buffers that wait for their next use, in an order of their own."""
+    memory = device.memory
+    found = [*memory._idle, *(x for lease in memory._resting for x in lease.buffers)]
+    return sorted(found, key=lambda x: x.int_ptr)
 
 
 def out_of_memory():
@@ -368,26 +377,94 @@ def test_ctrl_c_after_any_copy_leaves_everything_usable(whole, turn, gaps, beta,
 def test_what_a_second_ctrl_c_leaves_in_use_is_not_used_again(whole, rng, monkeypatch):
     a, b, c = operands(rng)
     check(whole, a, b, c)
-    leased, real = [], whole.memory.lease
-
-    @contextmanager
-    def lease(*arguments):
-        with real(*arguments) as buffers:
-            leased.extend(buffers)
-            yield buffers
+    leased = buffers_of(whole)
 
     def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole.memory, "lease", lease)
         patch.setattr(direct, "finish", interrupted)
         on_copies(patch, interrupted)
         with registry.using(whole), pytest.raises(KeyboardInterrupt):
             gemm(1.0, a, b, 0.0, c)
     assert leased
-    assert not [x for x in whole.memory._idle if x in leased]
+    assert not buffers_of(whole)
     check(whole, a, b, c)
+    assert not [x for x in buffers_of(whole) if x in leased]
+
+
+def test_a_call_finds_buffers_and_arguments_as_the_one_before_left_them(whole, rng, monkeypatch):
+    """Until alpha or beta is another one, or somebody else had the memory."""
+    made, scratch, real = [], [], KernelRunner.repeated
+
+    def repeated(self, values, state):
+        made.append(values[:2])
+        scratch.append((self.scratch_bytes, state))
+        return real(self, values, state)
+
+    monkeypatch.setattr(KernelRunner, "repeated", repeated)
+    a, b, c = operands(rng)
+    check(whole, a, b, c, 0.5)
+    found = buffers_of(whole)
+    for _ in range(3):
+        check(whole, *operands(rng), 0.5)
+        assert buffers_of(whole) == found
+    ((nbytes, state),) = scratch
+    assert len(found) == 3 + (nbytes > 0)
+    assert nbytes == 0 or state._scratch in found
+    assert made == [(1.5, 0.5)]
+    for beta in (0.25, 0.5):
+        check(whole, *operands(rng), beta)
+    assert made == [(1.5, 0.5), (1.5, 0.25), (1.5, 0.5)]
+    whole.memory.trim()
+    for _ in range(2):
+        check(whole, *operands(rng), 0.5)
+    assert made[3:] == [(1.5, 0.5)]
+
+
+def test_a_call_that_copies_all_itself_may_follow_one_with_threads(shared, rng, monkeypatch):
+    a, b, c = operands(rng)
+    check(shared, a, b, c)
+    monkeypatch.setattr(direct, "SENT", 1 << 30)
+    check(shared, a, b, c)
+
+
+def test_what_launched_a_call_that_failed_launches_no_other(whole, rng, monkeypatch):
+    """Its tickets need not be zeros any more."""
+    states, real = [], KernelRunner.repeated
+
+    def repeated(self, values, state):
+        states.append(state)
+        return real(self, values, state)
+
+    monkeypatch.setattr(KernelRunner, "repeated", repeated)
+    a, b, c = operands(rng)
+    check(whole, a, b, c)
+    happens, _ = pressed_after(2)
+    with monkeypatch.context() as patch:
+        on_copies(patch, happens)
+        with registry.using(whole), pytest.raises(KeyboardInterrupt):
+            gemm(1.5, a, b, 0.0, c)
+    check(whole, a, b, c)
+    first, second = states
+    assert second is not first
+
+
+def test_many_kinds_of_calls_in_turn_are_right(whole, rng):
+    """More than may keep their buffers, and of sizes that share them."""
+    kinds = [operands(rng, code, m, 80, 70) for code in "sz" for m in range(90, 97)]
+    for _ in range(3):
+        for a, b, c in kinds:
+            check(whole, a, b, c)
+            assert whole.memory.used == 0
+
+
+def test_a_call_keeps_no_array_alive(whole, rng):
+    a, b, c = operands(rng)
+    check(whole, a, b, c, 0.5)
+    kept = [weakref.ref(x) for x in (a, b, c)]
+    del a, b, c
+    assert [x() for x in kept] == [None] * 3
 
 
 @pytest.mark.parametrize("turn", [1, 2, 3])

@@ -6,7 +6,6 @@ import itertools
 import signal
 import threading
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -464,17 +463,16 @@ def test_an_interrupt_leaves_everything_usable(apart, turn, rng, monkeypatch):
 def test_what_a_second_interrupt_leaves_in_use_is_not_used_again(apart, rng, monkeypatch):
     a, b, c = operands(rng)
     check(apart, "s", a, b, c)
-    leased, real = [], apart.memory.lease
+    leased, leases, real = [], [], apart.memory.lease
     staging = threads_of(apart).staging
 
-    @contextmanager
     def lease(*arguments):
-        with real(*arguments) as buffers:
-            leased.extend(buffers)
-            yield buffers
+        leases.append(real(*arguments))
+        return leases[-1]
 
     def interrupted(self, *_, **__):
         leased.extend(self._leased.values())
+        leased.extend(leases[0].buffers)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
