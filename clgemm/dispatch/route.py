@@ -29,9 +29,6 @@ TIE = 0.92
 """Of the host's predicted time, that the device may take: both predictions err."""
 WORTH = 0.75
 """The same for a CPU device's short products, of which the host's times are the least regular."""
-COPIED = 0.85
-"""The same for devices with a memory of their own: the least of a few times is measured, and copies
-mostly take longer, since their threads have to wake up."""
 LONGEST = 2e-2
 """Seconds of either side beyond which predictions err little: the faster one computes."""
 SHORT = 0.4e-3  # seconds on the host: what takes longer outweighs threads that wake up or spin
@@ -126,8 +123,6 @@ def _faster(traits: DeviceTraits, problem: Gemm, found: Times | None) -> Route:
 
 def _share(traits: DeviceTraits, host: float) -> float:
     """Return how much of the host's time a device may take."""
-    if not traits.unified_memory:
-        return COPIED
     if host > LONGEST:
         return 1.0
     return WORTH if traits.kind == "cpu" and host < SHORT else TIE

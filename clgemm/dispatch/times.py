@@ -41,13 +41,15 @@ MIRRORED_BESIDE = 6e-11
 """Seconds of a byte of C, in which a CPU device writes a triangle and the other one: 4 to 7e-11 on
 a Zen 5, at 270 to 3900 squares of s and d and short k."""
 OUTLIER = 1.0  # of a miss, a factor of e: more is taken for noise
-COPIED_FIRST = 1.5e-4, 1 / 13e9
+COPIED_FIRST = 1.1e-4, 1 / 11e9
 """Seconds of a product whose operands are copied whole: of the call, and of a byte.
 
-Hosts differ by a third, and where threads of NumPy's wrote the result's memory last it takes
-longer: so fp32 640 square takes .70 to .85 ms beside 16 cores that take .63 to .82."""
-COPIED_BESIDE = 3.6e-4, 1 / 20e9  # the same where other threads copy a part of them
-COPIED_IN_BLOCKS = 2e-3, 1 / 45e9
+By what 16 cores of three shared hosts copy to H100s and back, 400 to 900 square, beside PyTorch and
+beside NumPy: they differ by a fifth, and where threads of NumPy's wrote the result's memory last it
+takes longer."""
+COPIED_BESIDE = 3.6e-4, 1 / 16e9  # the same where other threads copy a part of them, ...
+COPIED_BY_MANY = 3.6e-4, 1 / 21e9  # ... and where these are many
+COPIED_IN_BLOCKS = 1.8e-3, 1 / 40e9
 """The same in blocks, which threads copy while kernels run, ..."""
 BLOCKS_EXPOSED = 0.15  # ... of which this part of the shorter one is not hidden by the other
 BESIDE_GPU = {4: 60e9, 8: 28e9}
@@ -198,7 +200,8 @@ def copied_seconds(nbytes: int, kernels: float) -> float:
         Seconds of the kernels alone.
     """
     if nbytes <= direct.MOST:
-        start, each = COPIED_BESIDE if direct.uses_threads(nbytes) else COPIED_FIRST
+        beside = COPIED_BY_MANY if nbytes >= direct.MUCH else COPIED_BESIDE
+        start, each = beside if direct.uses_threads(nbytes) else COPIED_FIRST
         return start + nbytes * each + kernels
     start, each = COPIED_IN_BLOCKS
     return start + overlapped(nbytes * each, kernels, BLOCKS_EXPOSED)

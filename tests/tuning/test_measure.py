@@ -67,6 +67,7 @@ def test_shapes_share_operands_that_are_alike(device):
 def test_sizes_follow_from_one_square(fresh, monkeypatch):
     """Each square may take a kernel of its own, which takes long to build."""
     monkeypatch.setattr(measure, "FIRST_N", 64)
+    monkeypatch.setattr(measure, "FIRST_N_OF_GPUS", 64)
     monkeypatch.setattr(measure, "LARGEST_N", 512)
     for seconds, side in ((1.0, 64), (measure.ENOUGH_SECONDS / 9, 256), (1e-9, 512)):
         found = Measurements(fresh, SETUP)
