@@ -36,7 +36,7 @@ PAUSE = 3e-4  # seconds between the sides
 FREE, SHARE = 0.25, 0.05  # seconds, and the share of a process' time, that trials may take
 FREE_BUILDS, SHARE_OF_BUILDS = 1.0, 0.1  # the same for the kernels that they need
 MOST_KINDS = 4096
-CALL_SECONDS, STACK_SECONDS = 4e-6, 1.2e-5
+CALL_SECONDS, STACK_SECONDS = 4e-6, 8e-6
 """That a call on the device takes beside what is timed here, of matrices and of stacks."""
 GAIN = 0.97  # of the host's time: a device that is hardly faster disturbs those beside it
 SHORT_GAIN = 0.92  # the same where the host takes less than SHORT: a trial errs by so much there

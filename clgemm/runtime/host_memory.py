@@ -51,8 +51,11 @@ def share(device: Device, x: NDArray[Any]) -> Any:
     SVM or Buffer
         A kernel argument, valid while the caller keeps it and `x`.
     """
-    flags = x.flags
-    flat = x if flags.writeable and flags.forc else np.asarray(_Span(x))
+    flat = x
+    if x.ndim > 2 and not x.flags.forc:
+        flat = x.swapaxes(-1, -2)  # a stack of column-major matrices is dense so
+    if not (flat.flags.writeable and flat.flags.forc):
+        flat = np.asarray(_Span(x))  # which takes some microseconds
     if device.traits.system_svm:
         return device.cl.SVM(flat)
     # READ_WRITE even for operands: with READ_ONLY Intel's runtime copies what is not page-aligned.

@@ -112,21 +112,35 @@ __kernel void where(__global const char *x, __global ulong *out) { out[0] = (ulo
 """
 
 
-@pytest.mark.parametrize("system_svm", [True, False])
-def test_kernels_see_the_memory_of_the_caller(device, system_svm):
+@pytest.fixture(params=[True, False], ids=["system SVM", "buffers"])
+def where(request, device):
+    """Give a function that tells where a kernel finds an array, on a device of either kind."""
+    if not device.traits.unified_memory:
+        pytest.skip(f"{device.traits.describe()} has a memory of its own")
+    if request.param and not device.traits.system_svm:
+        pytest.skip(f"{device.traits.describe()} follows no host pointers")
+    found = next(f for f in registry.devices.find() if f.traits == device.traits)
+    found = found._replace(traits=replace(found.traits, system_svm=request.param))
+    apart = registry.Device(found, "a test")
+    kernel = cl.Kernel(opencl.build(apart.context, WHERE), "where")
+
+    def find(x):
+        out = np.zeros((1, 1), np.uint64)
+        # Kept until the launch has ended: OpenCL keeps neither.
+        places = host_memory.place(apart, x), host_memory.place(apart, out)
+        kernel.set_args(*places)
+        cl.enqueue_nd_range_kernel(apart.queue, kernel, (1,), (1,)).wait()
+        return int(out[0, 0])
+
+    return find
+
+
+def test_kernels_see_the_memory_of_the_caller(where):
     """Zero copy, by counting the operands that a kernel finds where the caller has them.
 
     A runtime that copies silently, as Intel's does for read-only buffers that are not on a page,
     shows another address.
     """
-    if not device.traits.unified_memory:
-        pytest.skip(f"{device.traits.describe()} has a memory of its own")
-    if system_svm and not device.traits.system_svm:
-        pytest.skip(f"{device.traits.describe()} follows no host pointers")
-    found = next(f for f in registry.devices.find() if f.traits == device.traits)
-    found = found._replace(traits=replace(found.traits, system_svm=system_svm))
-    apart = registry.Device(found, "a test")
-    kernel = cl.Kernel(opencl.build(apart.context, WHERE), "where")
     memory = np.zeros(3 << 20, np.uint8)
     seen, wanted = [], []
     for offset, dtype in itertools.product((*range(0, 80, 4), 4092, 4096), "fdFD"):
@@ -137,12 +151,21 @@ def test_kernels_see_the_memory_of_the_caller(device, system_svm):
             flat = memory[offset:][: rows * columns * itemsize].view(dtype)
             for x in (flat.reshape(rows, columns), flat.reshape(columns, rows).T):
                 x.flags.writeable = bool(offset % 8)
-                out = np.zeros(1, np.uint64)
-                # Kept until the launch has ended: OpenCL keeps neither.
-                places = host_memory.place(apart, x), host_memory.place(apart, out.reshape(1, 1))
-                kernel.set_args(*places)
-                cl.enqueue_nd_range_kernel(apart.queue, kernel, (1,), (1,)).wait()
-                seen.append(int(out[0]))
+                seen.append(where(x))
                 wanted.append(address_of(x))
     assert len(seen) > 200
     assert sum(x != y for x, y in zip(seen, wanted, strict=True)) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if "stack" in name])
+def test_kernels_see_the_stacks_of_the_caller(where, name):
+    x = LAYOUTS[name][0](room(np.dtype(np.float32)))
+    assert where(x) == address_of(x)
+
+
+@pytest.mark.parametrize("view", ["stack", "stack, column-major", "row-major", "column-major"])
+def test_what_lies_dense_is_passed_as_it_is(where, view, monkeypatch):
+    """To make another array of its bytes takes a third of a short call."""
+    monkeypatch.setattr(host_memory, "_Span", lambda _: pytest.fail("its bytes are passed"))
+    x = LAYOUTS[view][0](room(np.dtype(np.float32)))
+    assert where(x) == address_of(x)
