@@ -36,6 +36,7 @@ VARIABLES: Any = getattr(os.environ, "_data", os.environ)
 takes; the dictionary within it, where there is one, .05 us."""
 _key: Any = str if VARIABLES is os.environ else os.environ.encodekey
 ROUTE, _FP32 = _key("CLGEMM_ROUTE"), _key("CLGEMM_FP32")
+_HOST_SPIN = _key("CLGEMM_HOST_SPIN")
 _MEGABYTES = {name: _key(name) for name in ("CLGEMM_STAGING_MB", "CLGEMM_DEVICE_MEMORY_MB")}
 
 
@@ -208,7 +209,7 @@ def splits_fp32() -> bool:
 
 def stops_spinning() -> bool:
     """``CLGEMM_HOST_SPIN``: "keep" leaves idle threads of NumPy's OpenBLAS spinning as they do."""
-    return _choice("CLGEMM_HOST_SPIN", HOST_SPINS) == "stop"
+    return _HOST_SPIN not in VARIABLES or _choice("CLGEMM_HOST_SPIN", HOST_SPINS) == "stop"
 
 
 def cache_dir() -> Path:
