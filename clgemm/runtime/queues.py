@@ -97,7 +97,7 @@ class LaunchState:
             self._scratch_bytes = nbytes
         return self._scratch
 
-    def take(self, scratch: cl.Buffer | None = None) -> None:
+    def use_scratch(self, scratch: cl.Buffer | None = None) -> None:
         """Use this scratch memory from now on, which nobody else uses meanwhile."""
         self.version += 1
         self._scratch = scratch

@@ -110,7 +110,7 @@ class DirectCall:
             raise CancelledError
         with lease as buffers:
             if buffers is not self._buffers:
-                self._take(buffers)
+                self._compute_in(buffers)
             lease.is_idle = False
             try:
                 self._compute(request.call, request.write)
@@ -125,12 +125,12 @@ class DirectCall:
                     self._beside.close(is_idle=lease.is_idle)
                     self._beside = None
 
-    def _take(self, buffers: list[cl.Buffer]) -> None:
+    def _compute_in(self, buffers: list[cl.Buffer]) -> None:
         """Compute in these buffers from now on."""
         a, *others = buffers
         b, c, *scratch = (a, *others) if self._schedule.is_shared else others
         self._operands = a, b, c
-        self._state.take(*scratch)
+        self._state.use_scratch(*scratch)
         self._factors = None
         self._buffers = buffers
 
