@@ -202,10 +202,11 @@ class DeviceMemory:
 
     def _break_up(self, lease: Lease) -> None:
         """Let others have the buffers of a lease that rests."""
-        lease.buffers = []
+        # First of all it has none: Ctrl-C may come at any step, and its call asks for it again.
+        taken, lease.taken, lease.buffers = lease.taken, [], []
         del self._resting[lease]
-        while lease.taken:
-            buffer, size = lease.taken.pop()
+        while taken:
+            buffer, size = taken.pop()
             self._idle[buffer] = size
 
     def _evict(self, allowed: int) -> int:

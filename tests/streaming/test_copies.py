@@ -105,6 +105,25 @@ def test_who_needs_the_memory_takes_that_of_a_lease_that_rests(pool):
     assert pool.idle <= 300_000 // memory.IDLE_SHARE
 
 
+def test_a_lease_whose_buffers_ctrl_c_kept_from_others_gets_whole_ones(pool):
+    class Interrupted(list):
+        def pop(self):
+            super().pop()
+            raise KeyboardInterrupt
+
+    lease = pool.lease([50_000, 20_000], MB, rests=True)
+    with lease:
+        pass
+    lease.taken = Interrupted(lease.taken)
+    with pytest.raises(KeyboardInterrupt):
+        pool.trim()
+    with lease as buffers:
+        assert [x.size >= size for x, size in zip(buffers, (50_000, 20_000), strict=True)]
+        assert pool.used == lease.total
+    pool.trim()
+    assert (pool.used, pool.idle) == (0, 0)
+
+
 def test_few_leases_rest(pool):
     """The others' buffers are anybody's, so that many kinds of calls share them."""
     leases = [pool.lease([5000], MB, rests=True) for _ in range(memory.MOST_RESTING + 2)]
