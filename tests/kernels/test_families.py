@@ -475,3 +475,12 @@ def test_b_is_packed_where_its_rows_come_from_memory_or_are_read_often(m, n, tra
             code, m, columns, k, 1, False, False, m, 0, trans_b, False, ldb, 0, m, 0, False
         )
         assert family.packs_b(problem, config) == bool(packed), code
+
+
+def test_b_is_packed_for_fewer_rows_where_vectors_are_narrow():
+    family, n = BY_NAME["cpu_packed"], 501
+    for code, precision in PRECISIONS.items():
+        for simd_bytes, m, packed in ((32, 90, False), (32, 200, code != "z"), (64, 200, False)):
+            config = family.default(replace(CPU, simd_bytes=simd_bytes), precision)
+            problem = Gemm(code, m, n, n, 1, False, False, m, 0, False, False, n, 0, m, 0, False)
+            assert family.packs_b(problem, config) == packed, (code, simd_bytes, m)

@@ -72,7 +72,9 @@ SECOND_WAY_BYTES = 1 << 16  # of second-level ones
 FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others who use it
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
-MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
+MANY_ROWS = 3072  # of A, for which packing B costs next to nothing, ...
+PACKED_ROWS = {"s": 96, "d": 96, "c": 96, "z": MANY_ROWS}
+"""... and from which on it pays where vectors are narrow: measured, with AVX2."""
 FEWEST_TURNED = {"s": 4, "d": 8, "c": 8, "z": 8}  # columns of B, with which C is turned: measured
 MOST_TURNED = {"s": 160, "d": 80, "c": 80, "z": 80}  # and at most
 TURNED_ROWS = 4  # times as many rows of A, at least
@@ -273,13 +275,19 @@ class CpuPacked(KernelFamily):
         And so is one whose rows come from memory, not from a cache, since packing reads more of
         each at a time (c 10 x 3449 x 1327: 2.8 ms instead of 4.2).  Half as much, in single
         precision, lies in the cache only at times: packed .69 ms, else .63 or 2.0.
+
+        With narrow vectors a micro-kernel loads twice as often beside its products, and the caches
+        of such CPUs are small: there B is packed for fewer rows (two cores of a Zen 3, AVX2, double
+        precision: 512 x 512 x 512 takes 5.2 ms instead of 6.3, 64 x 512 x 512 as long either way).
         """
         itemsize = precision_of(g).itemsize
+        is_narrow = config["VW"] * precision_of(g).real_bytes < WIDE_BYTES
         alike = g.ldb * itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         again = g.trans_b and g.m > FEW_PANELS * config["MR"]
         far = g.trans_b and g.m <= config["MR"] and g.n * g.k * itemsize > FAR_BYTES
-        return bool(again or far or (alike and (crowded or g.trans_b)))
+        often = is_narrow and g.m >= PACKED_ROWS[g.precision]
+        return bool(again or far or often or (alike and (crowded or g.trans_b)))
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
