@@ -2,9 +2,12 @@
 
     python bench/bench_several.py nvidia:0 nvidia:0,nvidia:1 nvidia:all --n 32768 --precision d
 
-Each list of devices, as CLGEMM_DEVICE takes it, is timed in a process of its own.  Some rows of the
-result are compared with NumPy's before.  Beside the times stand the least that kernels, buses and
-the host's memory need alone, at rates measured in the same process; the largest is what binds.
+Each list of devices, as CLGEMM_DEVICE takes it, is timed in processes of its own, in turn with the
+others: the same product on the same device differs by a third from process to process where the
+host's memory binds, and more while memory is used for the first time since the machine started.
+Some rows of the result are compared with NumPy's before.  Of each process the best time counts, of
+several processes the median.  Beside the times stand the least that kernels, buses and the host's
+memory need alone, at rates measured in the last process; the largest is what binds.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -221,10 +225,27 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("devices", nargs="*", help="lists as CLGEMM_DEVICE takes them")
     parser.add_argument("--n", type=int, default=32768)
     parser.add_argument("--precision", choices=PRECISIONS, default="d")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="products of each process")
+    parser.add_argument("--turns", type=int, default=3, help="processes of each list of devices")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+def described(row: dict[str, Any], flops: float, first: float) -> str:
+    """Tell what a list of devices took for so many operations, where the first one took `first`."""
+    seconds, least = statistics.median(row["bests"]), row["least_seconds"]
+    rates = {name: rate / 1e9 for name, rate in row["rates"].items()}
+    bests = " ".join(f"{best:.3f}" for best in row["bests"])
+    return (
+        f"{row['wish']}: {len(row['devices'])} x {row['devices'][0]}, driver {row['drivers'][0]}\n"
+        f"  {seconds:.3f} s (of {bests}), {flops / seconds / 1e12:.2f} TFLOP/s, "
+        f"{first / seconds:.2f} times the first\n  alone: "
+        + ", ".join(f"{name} {x:.3f} s" for name, x in least.items())
+        + f"; {max(least, key=lambda x: least[x])} bind\n  GB/s: {rates['up']:.1f} to each, "
+        f"{rates['down']:.1f} from each, {rates['memory']:.1f} copied by all cores\n  "
+        f"{row['explanation']}"
+    )
 
 
 def main() -> int:
@@ -239,22 +260,14 @@ def main() -> int:
     flops = 2 * n**3 * precision.multiplications
     head = environment.host_facts()
     print(environment.text(head))
-    rows: list[dict[str, Any]] = []
-    for devices in arguments.devices:
-        row = in_child(devices, arguments)
-        rows.append(row | {"wish": devices})
-        best, least = min(row["seconds"]), row["least_seconds"]
-        rates = {name: rate / 1e9 for name, rate in row["rates"].items()}
-        print(
-            f"{devices}: {len(row['devices'])} x {row['devices'][0]}, driver {row['drivers'][0]}\n"
-            f"  {best:.3f} s, {flops / best / 1e12:.2f} TFLOP/s, "
-            f"{min(rows[0]['seconds']) / best:.2f} times the first\n  alone: "
-            + ", ".join(f"{name} {seconds:.3f} s" for name, seconds in least.items())
-            + f"; {max(least, key=lambda x: least[x])} bind\n  GB/s: {rates['up']:.1f} to each, "
-            f"{rates['down']:.1f} from each, {rates['memory']:.1f} copied by all cores\n  "
-            f"{row['explanation']}",
-            flush=True,
-        )
+    rows: list[dict[str, Any]] = [{"wish": devices, "bests": []} for devices in arguments.devices]
+    for _ in range(arguments.turns):
+        for row in rows:
+            row.update(in_child(row["wish"], arguments))
+            row["bests"].append(min(row["seconds"]))
+    first = statistics.median(rows[0]["bests"])
+    for row in rows:
+        print(described(row, flops, first), flush=True)
     head |= {"n": n, "precision": precision.code}
     environment.store(arguments.json, head | {"rows": rows})
     return 0
