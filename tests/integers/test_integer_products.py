@@ -176,7 +176,7 @@ def test_keywords_and_errors_are_numpys(keywords, first, rng):
         assert got == want
     elif keywords.get("dtype") == "f4":  # sums of floats, by whichever side is faster
         size = np.abs(a.astype("f8")) @ np.abs(b.astype("f8"))
-        assert (got.dtype, got.strides) == (want.dtype, want.strides)
+        assert (got.dtype, got.shape, got.strides) == (want.dtype, want.shape, want.strides)
         assert np.all(np.abs(got - want) <= 2 * len(b) * np.finfo("f4").eps * size)
     else:
         assert_same(got, want)

@@ -72,9 +72,8 @@ SECOND_WAY_BYTES = 1 << 16  # of second-level ones
 FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others who use it
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
-MANY_ROWS = 3072  # of A, for which packing B costs next to nothing, ...
-PACKED_ROWS = {"s": 32, "d": 32, "c": 32, "z": MANY_ROWS}
-"""... and from which on it pays where vectors are narrow: measured, with AVX2."""
+MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
+PACKED_ROWS = {"s": 32, "d": 32, "c": 32, "z": MANY_ROWS}  # the same where vectors are narrow
 FEWEST_TURNED = {"s": 4, "d": 8, "c": 8, "z": 8}  # columns of B, with which C is turned: measured
 MOST_TURNED = {"s": 160, "d": 80, "c": 80, "z": 80}  # and at most
 TURNED_ROWS = 4  # times as many rows of A, at least
@@ -279,7 +278,8 @@ class CpuPacked(KernelFamily):
         With narrow vectors a micro-kernel loads twice as often beside its products, and the caches
         of such CPUs are small: there B is packed for fewer rows (two cores of a Zen 3, AVX2, double
         precision: 512 x 512 x 512 takes 5.2 ms instead of 6.3, 64 x 512 x 512 as long either way).
-        From 32 on, which costs those a tenth: so a search needs no kernel for its wide shape alone.
+        It begins at 32 rows, which take a tenth longer so: below the 37 of a search's wide shape,
+        which would need a kernel of its own.  complex128 gains nothing at any size.
         """
         itemsize = precision_of(g).itemsize
         is_narrow = config["VW"] * precision_of(g).real_bytes < WIDE_BYTES
