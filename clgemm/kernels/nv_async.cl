@@ -99,6 +99,30 @@ INLINE void warp_sync(void)
     asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
 }
 
+// ---- two warpgroups that start products in turn --------------------------------------------------
+//
+// While one adds its sums up, the products of the other are computed.  Left alone both may keep step: then
+// the tensor cores idle while both add up, a fifth of the time.  Whether they did hung on how the compiler
+// happened to place a few instructions that are no part of the loop.
+//
+// Both call first_turn once, then wait_turn and pass_turn equally often.  Barriers 3 and 4 are theirs.
+
+INLINE void wait_turn(int group)
+{
+    asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory");
+}
+
+INLINE void pass_turn(int group)
+{
+    asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
+}
+
+INLINE void first_turn(int group)
+{
+    if (group == 1)
+        pass_turn(group);
+}
+
 // ---- copies from global to local memory ---------------------------------------------------------
 
 // 16 bytes, both addresses aligned to 16; past L1.  Of them only the first `valid` (0 to 16) are

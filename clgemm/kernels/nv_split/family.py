@@ -222,7 +222,7 @@ class NvSplit(KernelFamily):
         """Name the kernel that multiplies."""
         del traits
         stages = self.stages(Tile(shape["MI"], shape["BY"]))
-        defines = shape | {"STAGES": stages, "GROUP": config["GROUP"]}
+        defines = shape | {"STAGES": stages, "GROUP": config["GROUP"], "IN_TURN": 1}
         return kernel_spec("nv_split_gemm", GEMM_FILES, defines, self.target)
 
 

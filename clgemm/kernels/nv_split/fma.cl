@@ -88,15 +88,16 @@ INLINE void fma_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, __global
 {
     const Operand ox = operand_of(g, a, b, 0, t->copy_x), oy = operand_of(g, a, b, 1, t->copy_y);
     const int x0 = t->x * BX, y0 = t->y * BY, me = work_item();
-    const int end = (int)min((long)t->last * 64, g->k * CE);
-    float next[FMA_READS];
-    FMA_FETCH(t->first * 64)
-    for (int p0 = t->first * 64; p0 < end; p0 += FMA_DEPTH) {
+    const int start = t->first * 64, end = (int)min((long)t->last * 64, g->k * CE);
+    float next[FMA_READS];  // read while what came before is multiplied
+#pragma unroll 1
+    for (int p0 = start; p0 < end + FMA_DEPTH; p0 += FMA_DEPTH) {
+        if (p0 < end)
+            FMA_FETCH(p0)
+        if (p0 > start)
+            fma_slice(acc, fma_x + row_of(me), fma_y + column_of(me));
         multipliers_sync();
         FMA_KEEP()
         multipliers_sync();
-        if (p0 + FMA_DEPTH < end)
-            FMA_FETCH(p0 + FMA_DEPTH)
-        fma_slice(acc, fma_x + row_of(me), fma_y + column_of(me));
     }
 }

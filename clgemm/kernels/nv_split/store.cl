@@ -26,27 +26,65 @@ typedef struct {
     int rows, columns;            // inside C; columns also of this warp
 } Place;
 
-// Four neighbours of a row of the tile, unscaled.
-INLINE Four four_of(const float acc[ACCUMULATORS], int half_row, int e, int4 e_y)
+// What a work-item holds of the next 16 columns of one of its rows.
+INLINE Four four_of(const float acc[BLOCKS][ACCUMULATORS], int i)
 {
+    const int q = (i & 1) * 2;
     Four ab;
-    ab.real[0] = unscaled(acc[half_row * 2], e + e_y.x);
-    ab.real[1] = unscaled(acc[half_row * 2 + 1], e + e_y.y);
-    ab.real[2] = unscaled(acc[half_row * 2 + 4], e + e_y.z);
-    ab.real[3] = unscaled(acc[half_row * 2 + 5], e + e_y.w);
+    ab.all = (float4)(acc[i / 2][q], acc[i / 2][q + 1], acc[i / 2][q + 4], acc[i / 2][q + 5]);
     return ab;
+}
+
+INLINE Four unscaled_four(Four ab, int e, int4 e_y)
+{
+    ab.real[0] = unscaled(ab.real[0], e + e_y.x);
+    ab.real[1] = unscaled(ab.real[1], e + e_y.y);
+    ab.real[2] = unscaled(ab.real[2], e + e_y.z);
+    ab.real[3] = unscaled(ab.real[3], e + e_y.w);
+    return ab;
+}
+
+// The vector that a work-item stores for its own four; `before` is what it had 16 columns to the left.
+INLINE Four from_left(Four own, Four before, int late)
+{
+    const int lane = work_item() & 31, left_lane = lane % 4 ? lane - 1 : lane + 3;
+    const Four given = lane % 4 == 3 ? before : own;
+    Four left;
+    left.all = (float4)(0, from_lane(given.real[1], left_lane), from_lane(given.real[2], left_lane),
+                        from_lane(given.real[3], left_lane));
+    return shifted(left, own, late);
+}
+
+// Have the rows of the next block in front, behind them what the first two leave for 16 columns further.
+INLINE void next_block(Four own[2 * BLOCKS], Four before[2 * BLOCKS], int e[2 * BLOCKS])
+{
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        const Four left = own[i];
+        const int first = e[i];
+        UNROLL
+        for (int r = i; r < 2 * BLOCKS - 2; r += 2) {
+            own[r] = own[r + 2];
+            before[r] = before[r + 2];
+            e[r] = e[r + 2];
+        }
+        before[2 * BLOCKS - 2 + i] = left;
+        e[2 * BLOCKS - 2 + i] = first;
+    }
 }
 
 // Unscale and store so many times 16 columns of a warp; `whole`: all of it is inside C, and C is aligned
 // to 16 bytes.
+//
+// Registers cannot be indexed, so what is next moves to the front.  A long unrolled epilogue would run at
+// the speed at which its instructions are fetched, and be most of what the compiler has to compile.
 INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int count, int mode,
                        ELEM alpha, ELEM beta, const int whole)
 {
-    const int beta_is = beta_class(beta), lane = work_item() & 31, column = lane % 4 * 4;
+    const int beta_is = beta_class(beta), column = (work_item() & 3) * 4;
     const int unscale = mode == MODE_FP16 ? -2 * TARGET_FP16 : -2 * TARGET_BF16;
     // A work-item's rows are eight apart, so that all of them are as far from 16 bytes.
     const int late = whole ? 0 : (int)((ulong)to->c >> 2 & 3);
-    const int left_lane = lane % 4 ? lane - 1 : lane + 3;
     int e[2 * BLOCKS];
     Four before[2 * BLOCKS];  // what the last of four work-items had 16 columns to the left
     UNROLL
@@ -64,26 +102,32 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int cou
 #else
             e_y = *(__global const int4 *)(to->ey + j * 16);
 #endif
+        Four own[2 * BLOCKS];
         UNROLL
-        for (int i = 0; i < 2 * BLOCKS; i++) {
-            __global float *at = to->c + ROW_STEP(i) * to->step + j * 16 - late;
-            Four ab = four_of(acc[i / 2], i & 1, e[i], e_y);
-            if (whole) {
-                store_four(ab, at, 0, 4, alpha, beta, beta_is);
-            } else {
-                const Four given = lane % 4 == 3 ? before[i] : ab;
-                Four left;
-                left.all = (float4)(0, from_lane(given.real[1], left_lane),
-                                    from_lane(given.real[2], left_lane),
-                                    from_lane(given.real[3], left_lane));
-                before[i] = ab;
-                if (ROW_STEP(i) < to->rows)
-                    store_four(shifted(left, ab, late), at, column + j * 16 ? 0 : late,
-                               to->columns - j * 16 + late, alpha, beta, beta_is);
+        for (int i = 0; i < 2 * BLOCKS; i++)
+            own[i] = four_of(acc, i);
+        if (whole) {
+            UNROLL
+            for (int i = 0; i < 2 * BLOCKS; i++)
+                store_four(unscaled_four(own[i], e[i], e_y),
+                           to->c + ROW_STEP(i) * to->step + j * 16, 0, 4, alpha, beta, beta_is);
+        } else {
+#pragma unroll 1
+            for (int block = 0; block < BLOCKS; block++) {
+                UNROLL
+                for (int i = 0; i < 2; i++) {
+                    const int row = ROW_STEP(2 * block + i);
+                    const Four ab = unscaled_four(own[i], e[i], e_y);
+                    const Four stored = from_left(ab, before[i], late);
+                    own[i] = ab;
+                    if (row < to->rows)
+                        store_four(stored, to->c + row * to->step + j * 16 - late,
+                                   column + j * 16 ? 0 : late, to->columns - j * 16 + late, alpha,
+                                   beta, beta_is);
+                }
+                next_block(own, before, e);
             }
         }
-        // Registers cannot be indexed, so the next eight of each row move to the front: a long
-        // unrolled epilogue would run at the speed at which its instructions are fetched.
         UNROLL
         for (int i = 0; i < BLOCKS; i++)
             UNROLL

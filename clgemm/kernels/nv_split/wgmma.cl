@@ -12,6 +12,9 @@
 //      DEPTH 64: rows of 128 bytes, chunk c of row r lies at c ^ (r % 8)
 //      DEPTH 32: rows of  64 bytes, chunk c of row r lies at c ^ (r / 2 % 4)
 
+#ifndef IN_TURN
+#define IN_TURN 0  // 1: warpgroups 0 and 1, of which each is a `group`, start products in turn
+#endif
 #define ACCUMULATORS (WY / 2)
 #define BLOCKS MI
 
@@ -90,26 +93,32 @@ INLINE int column_of(int item)
     }
 #define CLEAR(array)                                                                           \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) array[q] = 0;
+#define BEGIN_PRODUCTS()                                                                       \
+    if (IN_TURN)                                                                               \
+        wait_turn(group);                                                                      \
+    WGMMA_FENCE()
 #define FINISH_PRODUCTS()                                                                      \
     WGMMA_COMMIT();                                                                            \
+    if (IN_TURN)                                                                               \
+        pass_turn(group);                                                                      \
     WGMMA_WAIT(tmp)
 #define ADD_UP(i, factor)                                                                      \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
 
 // The products of fp16 parts, into tmp: those with a second part, which count 2^-11 times, then the others.
 #define MULTIPLY_FP16_SMALL(DEPTH)                                                             \
-    WGMMA_FENCE();                                                                             \
+    BEGIN_PRODUCTS();                                                                          \
     MULTIPLY("f16", DEPTH, 1, 0, 1)                                                            \
     MULTIPLY("f16", DEPTH, 0, 1, 0)                                                            \
     FINISH_PRODUCTS();
 #define MULTIPLY_FP16_LARGE(DEPTH)                                                             \
-    WGMMA_FENCE();                                                                             \
+    BEGIN_PRODUCTS();                                                                          \
     MULTIPLY("f16", DEPTH, 0, 0, 1)                                                            \
     FINISH_PRODUCTS();
 
 // The six products of bf16 parts, small ones first, into tmp.
 #define MULTIPLY_BF16()                                                                        \
-    WGMMA_FENCE();                                                                             \
+    BEGIN_PRODUCTS();                                                                          \
     MULTIPLY("bf16", 32, 2, 0, 1)                                                              \
     MULTIPLY("bf16", 32, 0, 2, 0)                                                              \
     MULTIPLY("bf16", 32, 1, 1, 0)                                                              \

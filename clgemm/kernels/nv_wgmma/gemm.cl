@@ -158,39 +158,19 @@ INLINE void store(SUM acc[MI][ACCUMULATORS], const Gemm *g, const Tile *t, __glo
     if (lane == 0)                                                                             \
     mbarrier_arrive(empty + (stage) * 8)
 
-#if IS_HALF
-// The two warpgroups start products in turn: while one adds its sums up the other's are computed.  Left
-// alone they may keep step, and add up at the same time.  The first look at the barrier does not block,
-// for the assembler moves it up, ahead of the adds that come before it.
-INLINE void take_turn(uint mine, uint parity)
-{
-    uint done;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; "
-                 "selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(mine), "r"(parity)
-                 : "memory");
-    if (!done)
-        mbarrier_wait(mine, parity);
-}
-#endif
-
 __kernel __attribute__((reqd_work_group_size(384, 1, 1)))
 void nv_wgmma_gemm(WGMMA_ARGS)
 {
     __local uchar slot_bytes[STAGES * SLOT + MAPS_BYTES] __attribute__((aligned(1024)));
-    __local ulong barriers[2 * STAGES + 2];
+    __local ulong barriers[2 * STAGES];
     const int item = get_local_id(0), lane = item & 31, warp = item >> 5;
     const uint slots = LOCAL_ADDRESS(slot_bytes);
     const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
-    const uint turns = empty + STAGES * 8;  // of both warpgroups
     if (item == 0) {
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(full + i * 8, ARRIVALS);
             mbarrier_init(empty + i * 8, 8);  // warps that multiply
         }
-        mbarrier_init(turns, 4);
-        mbarrier_init(turns + 8, 4);
         mbarrier_publish();
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -207,11 +187,8 @@ void nv_wgmma_gemm(WGMMA_ARGS)
     asm("shfl.sync.idx.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(group) : "r"(warp >> 2));
     const int tiles = s.strips_x * s.strips_y * (int)g.batch, passes = count_passes(&s);
     Turn turn = {0, 0};
-#if IS_HALF
-    uint turns_taken = 0;
-    if (group == 1 && lane == 0)
-        mbarrier_arrive(turns);
-#endif
+    if (IS_HALF)
+        first_turn(group);
     for (int tile = get_group_id(0); tile < tiles; tile += s.workers) {
         const Tile t = place_tile(&s, tile);
         for (int number = 0; number < passes; number++) {
@@ -238,7 +215,7 @@ void nv_wgmma_gemm(WGMMA_ARGS)
                 for (int u = 0; u < MI * PARTS; u++) {
                     const int i = u / PARTS, first = u % PARTS * STEPS;
                     next = turn;
-                    take_turn(turns + group * 8, turns_taken++ & 1);
+                    wait_turn(group);
                     WGMMA_FENCE();
                     UNROLL
                     for (int j = 0; j < TOGETHER; j++, next_turn(&next)) {
@@ -248,8 +225,7 @@ void nv_wgmma_gemm(WGMMA_ARGS)
                             PRODUCT(sum, i, d, d - first | j);
                     }
                     WGMMA_COMMIT();
-                    if (lane == 0)
-                        mbarrier_arrive(turns + (1 - group) * 8);
+                    pass_turn(group);
                     WGMMA_WAIT(sum);
                     UNROLL
                     for (int j = 0; u == MI * PARTS - 1 && j < TOGETHER; j++, next_turn(&turn))
