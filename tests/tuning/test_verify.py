@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import GPU
+from helpers import CPU, GPU
 
 from clgemm.kernels import BY_NAME
 from clgemm.problem import HERMITIAN, PRECISIONS, describe
@@ -34,6 +34,42 @@ def test_verifying_passes_what_is_right(device, code):
     config = lookup.defaults(device.traits, precision, "").configs[0]
     assert verify.Verifier(device, precision).mismatch(config, finalist=False) is None
     assert verify.Verifier(device, precision).quick_mismatch(config) is None
+
+
+@pytest.mark.parametrize("finalist", [False, True])
+@pytest.mark.parametrize("code", "sz")
+def test_all_kernels_that_verifying_takes_are_known_before(device, code, finalist, monkeypatch):
+    """Workers build them side by side; what is forgotten is built when all others wait."""
+    precision = PRECISIONS[code]
+    config = lookup.defaults(device.traits, precision, "").configs[0]
+    used, real = set(), verify.planned
+
+    def planned(*arguments):
+        found = real(*arguments)
+        used.update(step.kernel for step in found[1].steps)
+        return found
+
+    verifier = verify.Verifier(device, precision)
+    known = verifier.kernels(config, finalist=finalist)
+    monkeypatch.setattr(verify, "planned", planned)
+    assert verifier.mismatch(config, finalist=finalist) is None
+    assert used == known
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("code", "sdcz")
+def test_what_a_finalist_repeats_takes_no_kernel_of_its_own(code, width):
+    """That one would take a search half a second, and where vectors are narrow it did."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    traits = replace(CPU, simd_bytes=width)
+    config = family.default(traits, precision)
+
+    def kernels(shapes):
+        problems = [Shape(*x).problem(code) for x in shapes]
+        steps = [s for p in problems for s in family.plan(traits, p, config).steps]
+        return {step.kernel for step in steps}
+
+    assert kernels([verify.OFTEN_SHAPE]) <= kernels(verify.SHAPES)
 
 
 @pytest.mark.parametrize("code", "sz")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clgemm.traits import DeviceTraits
 
 SHAPES = ((261, 133, 401), (5, 3, 2))
-OFTEN_SHAPE = (133, 97, 131)  # several work-groups of any family, and soon done
+OFTEN_SHAPE = (131, 133, 97)  # several work-groups of any family, soon done; kernels of SHAPES
 QUICK_SHAPE = (67, 45, 129)
 PADDING = 3  # rows of NaN below C that must stay as they are
 REPEATS = 3  # of each case before a candidate is timed: a race need not show in the first run
@@ -169,6 +169,8 @@ class Case(NamedTuple):
     """The a-priori bound on each element's error, doubled."""
     rows: slice | NDArray[Any] = slice(None)
     """Those that `want` and `limit` have."""
+    repeats: int = REPEATS
+    """How often it is computed for a candidate."""
 
     def mismatch(self, device: Device, config: Config) -> str | None:
         """Run once and return what is wrong, with its numbers."""
@@ -214,22 +216,18 @@ class Verifier:
         A finalist is compared in all transposes, and in one case `FINALIST_REPEATS` times.  What is
         returned is the first mismatch with its numbers.
         """
-        turns = [(case, REPEATS) for case in self._made(every=finalist)]
-        if finalist:
-            often = next(self._make([OFTEN_SHAPE], every=False))
-            turns.append((often, FINALIST_REPEATS))
-        for case, repeats in turns:
-            for count in range(repeats):
+        for case in self._made(finalist=finalist):
+            for count in range(case.repeats):
                 mismatch = case.mismatch(self._device, config)
                 if mismatch:
-                    return f"{mismatch}, in run {count + 1} of {repeats}"
+                    return f"{mismatch}, in run {count + 1} of {case.repeats}"
         return None
 
     def kernels(self, config: Config, *, finalist: bool) -> set[KernelSpec]:
         """Name the kernels that `mismatch` takes."""
         return {
             step.kernel
-            for x in self._made(every=finalist)
+            for x in self._made(finalist=finalist)
             for step in planned(
                 self._device, config, x.a, x.b, x.before[:-PADDING], x.alpha, x.beta
             )[1].steps
@@ -262,10 +260,13 @@ class Verifier:
         for factors in FACTORS:
             yield _case(rng, (a, b), factors, (exact, bound), rows)
 
-    def _made(self, *, every: bool) -> list[Case]:
-        if every not in self._cases:
-            self._cases[every] = list(self._make(SHAPES, every=every))
-        return self._cases[every]
+    def _made(self, *, finalist: bool) -> list[Case]:
+        if finalist not in self._cases:
+            cases = self._cases[finalist] = list(self._make(SHAPES, every=finalist))
+            if finalist:
+                often = next(self._make([OFTEN_SHAPE], every=False))
+                cases.append(often._replace(repeats=FINALIST_REPEATS))
+        return self._cases[finalist]
 
     def _make(self, shapes: Iterable[tuple[int, int, int]], *, every: bool) -> Iterator[Case]:
         precision, rng = self._precision, np.random.default_rng(20)
