@@ -202,6 +202,8 @@ def test_ctrl_c_that_comes_when_a_wait_has_just_ended_is_heard(monkeypatch):
             acquire, taken = self.acquire, []
 
             def acquire_and_hear(*arguments, **more):
+                if taken:
+                    waiting.set()
                 got = acquire(*arguments, **more)
                 taken.append(got)
                 if got and taken.count(True) == 2:  # the first one is its maker's
@@ -212,11 +214,13 @@ def test_ctrl_c_that_comes_when_a_wait_has_just_ended_is_heard(monkeypatch):
 
     names = vars(threading) | {"Lock": LateLock}
     monkeypatch.setattr(interrupt, "threading", SimpleNamespace(**names))
-    heard = []
+    # The wait ends while the lock is waited for, not between two looks at it.
+    monkeypatch.setattr(interrupt, "TURN_SECONDS", PATIENCE)
+    waiting, heard = threading.Event(), []
 
     def call():
         try:
-            interrupt.wait(SimpleNamespace(wait=lambda: time.sleep(0.2)), lambda: None, ())
+            interrupt.wait(SimpleNamespace(wait=lambda: waiting.wait(PATIENCE)), lambda: None, ())
         except KeyboardInterrupt:
             heard.append(True)
 
