@@ -94,7 +94,8 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     REGISTERS_UP(232);
 
     const int group = warp >> 2;
-    first_turn(group);
+    if (IN_TURN)
+        first_turn(group);
     Turn turn = {0, 0};
     for (int number = 0;; number++) {
         NEXT_FULL();
@@ -116,7 +117,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
             for (int left = mode == MODE_FP16 ? slices : 2 * slices; left > 0; left--) {
                 NEXT_FULL();
                 // The other one goes on when it has been given as many turns as it takes.
-                for (int i = 0; i < (mode == MODE_FP16 ? 2 * MI : MI); i++) {
+                for (int i = 0; IN_TURN && i < (mode == MODE_FP16 ? 2 * MI : MI); i++) {
                     wait_turn(group);
                     pass_turn(group);
                 }

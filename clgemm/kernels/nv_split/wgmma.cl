@@ -13,7 +13,7 @@
 //      DEPTH 32: rows of  64 bytes, chunk c of row r lies at c ^ (r / 2 % 4)
 
 #ifndef IN_TURN
-#define IN_TURN 0  // 1: warpgroups 0 and 1, of which each is a `group`, start products in turn
+#define IN_TURN 0  // 1: warpgroups 0 and 1, of which each is a `group`, start products in turn (nv_async.cl)
 #endif
 #define ACCUMULATORS (WY / 2)
 #define BLOCKS MI
