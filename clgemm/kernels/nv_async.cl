@@ -64,6 +64,14 @@ INLINE void mbarrier_arrive_after_copies(uint address)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(address) : "memory");
 }
 
+// Announce bytes of bulk copies, and do not arrive (9.0).
+INLINE void mbarrier_announce(uint address, uint bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address),
+                 "r"(bytes)
+                 : "memory");
+}
+
 // Tell whether mbarrier_wait would return at once.  Asked some products ahead, the answer is there when
 // it is needed, and a warp that waits for nobody loses no time.
 INLINE uint mbarrier_passed(uint address, uint parity)

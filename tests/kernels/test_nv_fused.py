@@ -529,7 +529,7 @@ void share(GEMM_ARGS, int x, int y, int first, int count)
         for (int q = 0; q < ACCUMULATORS; q++)
             acc[i][q] = (row + ROW_STEP(2 * i + q / 2 % 2)) * BY + column + q / 8 * 16 +
                         q / 4 % 2 * 2 + q % 2;
-    store_columns(acc, &g, x, y, 0, first, count, 0, 0, MODE_FMA, c, alpha, beta);
+    store_columns(acc, &g, x, y, 0, first, count, 0, MODE_FMA, c, alpha, beta);
 }
 """
 
@@ -768,11 +768,12 @@ def test_claims_stacks_that_it_computes_sooner(code, extents, batch, is_claimed)
 
 
 def test_an_operand_that_all_share_is_packed_once_by_the_other_family():
-    """An H100: 36 products of row-major 637 x 463 x 787 take 672 us, and 556 by nv_split."""
+    """An H200: 36 products of 637 x 463 x 787 by rows take 597 us, with one B 487; here 773."""
     own = stack_of(36, 463, 637, 787, "c")
     shared = own._replace(stride_b=0)
-    assert estimate.split_seconds(own, 132) > 1.2 * estimate.split_seconds(shared, 132)
-    assert FAMILY.claims(HOPPER, own)
+    assert estimate.split_seconds(own, 132) > 1.15 * estimate.split_seconds(shared, 132)
+    assert estimate.seconds(own, 256, 132) < 1.05 * estimate.seconds(shared, 256, 132)
+    assert not FAMILY.claims(HOPPER, own)
     assert not FAMILY.claims(HOPPER, shared)
 
 

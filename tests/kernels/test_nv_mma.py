@@ -61,7 +61,8 @@ def test_every_candidate_fits_the_local_memory(capability):
     for config in FAMILY.candidates(traits, PRECISIONS["c"]):
         for tile in (t for t in TILES if t.by <= config["BY"]):
             slots = FAMILY.slots(traits, tile) * (tile.bx + tile.by) * 192
-            assert 2 * (tile.bx + tile.by) * 192 <= slots < room - 512
+            exponents = 2 * (tile.bx + tile.by) * 4
+            assert 2 * (tile.bx + tile.by) * 192 <= slots < room - exponents - 512
             assert (tile.bx + tile.by) * 8 * 4 <= slots
 
 

@@ -18,7 +18,7 @@ from clgemm import settings
 from clgemm.kernels import source
 from clgemm.kernels.family import Config, Plan, gemm_args, precision_defines
 from clgemm.kernels.nv_split import layout
-from clgemm.kernels.nv_split.family import LOCAL_BYTES, SURVEY_ITEMS, NvSplit
+from clgemm.kernels.nv_split.family import LOCAL_BYTES, RING, SURVEY_ITEMS, NvSplit
 from clgemm.kernels.nv_split.layout import (
     MOST_PLACES,
     TIMES,
@@ -434,7 +434,13 @@ def test_every_candidate_fits_the_local_memory():
         tile = Tile(config["MI"], config["BY"])
         stages = FAMILY.stages(tile)
         assert stages >= 2
-        assert stages * (tile.bx + tile.by) * 256 + (tile.bx + tile.by) * 32 < LOCAL_BYTES - 512
+        rows = tile.bx + tile.by
+        exponents = RING * rows * 4
+        assert stages * rows * 256 + rows * 32 + exponents < LOCAL_BYTES - 512
+
+
+def test_the_ring_is_as_long_as_the_kernels():
+    assert f"#define RING {RING} " in source.read("nv_split/gemm.cl")
 
 
 def test_accepts_what_pays():

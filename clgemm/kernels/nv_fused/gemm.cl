@@ -228,7 +228,7 @@ void nv_fused_gemm(GEMM_ARGS, int tiles, int uncut, int piece, int pieces, int s
         if (PITCH && columns.y == ACCUMULATORS / 8 && beta_class(beta) == BETA_ZERO)
             store_async(acc[0], &g, t.x, t.y, t.entry, c, alpha, tile);
         else
-            store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, 0, MODE_FMA, c,
-                          alpha, beta);
+            store_columns(acc, &g, t.x, t.y, t.entry, columns.x, columns.y, 0, MODE_FMA, c, alpha,
+                          beta);
     }
 }

@@ -93,6 +93,17 @@ INLINE Copies start_segment(const Split *s, __local const Segment *t, __global c
     return c;
 }
 
+// Copy the exponents that the owner of a tile needs; a barrier follows before they are read.
+INLINE void copy_exponents(const Split *s, __local const Segment *t, __global const uchar *scratch,
+                           __local int *to)
+{
+    const long x = (long)t->copy_x * s->strips_x + t->x, y = (long)t->copy_y * s->strips_y + t->y;
+    __global const int *ex = (__global const int *)(scratch + s->exponents_x) + x * ROWS_X;
+    __global const int *ey = (__global const int *)(scratch + s->exponents_y) + y * ROWS_Y;
+    for (int i = get_local_id(0); i < EXPONENTS; i += 256)
+        to[i] = i < ROWS_X ? ex[i] : ey[i - ROWS_X];
+}
+
 // Load what a warp multiplies of a slot: its rows of X, a group of its rows of Y.
 #define LOAD_X(parts)                                                                          \
     UNROLL for (int d = 0; d < 2; d++) UNROLL for (int part = 0; part < parts; part++)         \
@@ -182,6 +193,7 @@ void nv_mma_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     __local uchar slot_bytes[STAGES * SLOT] __attribute__((aligned(128)));
     __local ulong barrier_words[2 * STAGES];  // full ones, then empty ones
     __local Segment ring[RING];
+    __local int exponents[2 * EXPONENTS] __attribute__((aligned(16)));  // a late warp stores still
     __local Walk walk;
     const int item = get_local_id(0), lane = item & 31;
     const uint slots = LOCAL_ADDRESS(slot_bytes), barriers = LOCAL_ADDRESS(barrier_words);
@@ -209,6 +221,9 @@ void nv_mma_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
             ring[(number + 1) % RING] = next_segment(&g, &s, &w, scratch);
             walk = w;
         }
+        __local int *own = exponents + number % 2 * EXPONENTS;
+        if (mode < MODE_FMA && t->first == 0)
+            copy_exponents(&s, t, scratch, own);
         const int idle = (long)t->x * BX + WARP_X(item) * WARP_ROWS_X >= g.n;
         float acc[BLOCKS][ACCUMULATORS];
         FOR_ALL acc[i][q] = 0;
@@ -225,6 +240,6 @@ void nv_mma_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
         }
         barrier(CLK_LOCAL_MEM_FENCE);  // the slots are free, the next segment is known
         copies = start_segment(&s, next, scratch, &fills, slots, barriers);
-        finish_segment(acc, &g, &s, t, scratch, c, alpha, beta);
+        finish_segment(acc, &g, &s, t, own, scratch, c, alpha, beta);
     }
 }

@@ -94,6 +94,7 @@ SIGNATURE = GEMM_SIGNATURE + "sp"  # Split and the scratch
 SURVEY_ITEMS, PACK_ITEMS, SHORT_ITEMS, GEMM_ITEMS = 1024, 256, 256, 384
 LOCAL_BYTES = 226 << 10  # what a kernel may declare, whatever OpenCL says
 FMA_DEPTH = 8
+RING = 8  # segments that are known ahead, as in gemm.cl
 LEAST_DEPTH = 64
 LEAST_SIDE = 140  # m n / (m + n), in reals: below, packing costs more than the products save
 LEAST_PRODUCTS = 2 * 10**8  # of reals: below, one launch of FMA takes less time, ...
@@ -173,9 +174,10 @@ class NvSplit(KernelFamily):
 
     @staticmethod
     def stages(tile: Tile) -> int:
-        """Give the slices that fit the local memory, beside the fma tiles and barriers."""
+        """Give the slices that fit the local memory, beside fma tiles, exponents and barriers."""
         rows = tile.bx + tile.by
-        return (LOCAL_BYTES - 1024 - rows * FMA_DEPTH * 4) // (rows * 256)
+        others = 1024 + rows * (FMA_DEPTH + RING) * 4  # the ring has exponents of all rows
+        return (LOCAL_BYTES - others) // (rows * 256)
 
     def plan(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Plan:
         """Survey, pack and multiply, as often as the limit of the scratch memory demands."""

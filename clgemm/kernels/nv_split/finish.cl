@@ -3,8 +3,8 @@
 
 // A computed segment: leave a partial tile for its owner, or add what others left and store the tile.
 INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const Split *s,
-                           __local const Segment *t, __global uchar *scratch, __global ELEM *c,
-                           ELEM alpha, ELEM beta)
+                           __local const Segment *t, __local const int *exponents,
+                           __global uchar *scratch, __global ELEM *c, ELEM alpha, ELEM beta)
 {
     const int me = work_item(), worker = get_group_id(0);
     __global float *partials = (__global float *)(scratch + s->partials) + me;
@@ -35,9 +35,5 @@ INLINE void finish_segment(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, const
         left -= (int)min(piece, (long)left);
     }
 
-    const int strip_x = t->copy_x * s->strips_x + t->x, strip_y = t->copy_y * s->strips_y + t->y;
-    store_in_c(acc, g, t->x, t->y, t->entry,
-               (__global const int *)(scratch + s->exponents_x) + strip_x * ROWS_X,
-               (__global const int *)(scratch + s->exponents_y) + strip_y * ROWS_Y, t->mode, c,
-               alpha, beta);
+    store_in_c(acc, g, t->x, t->y, t->entry, exponents, t->mode, c, alpha, beta);
 }

@@ -35,10 +35,21 @@ INLINE void copy_slices(__global const uchar *x, __global const uchar *y, int co
     }
 }
 
+// Copy the exponents that the owner of a tile needs, which count towards the barrier of a slot.
+INLINE void copy_exponents(const Split *s, const Segment *t, __global const uchar *scratch, uint to,
+                           uint ready)
+{
+    const long x = (long)t->copy_x * s->strips_x + t->x, y = (long)t->copy_y * s->strips_y + t->y;
+    mbarrier_announce(ready, EXPONENTS * 4);
+    bulk_copy(to, scratch + s->exponents_x + x * (ROWS_X * 4), ROWS_X * 4, ready);
+    bulk_copy(to + ROWS_X * 4, scratch + s->exponents_y + y * (ROWS_Y * 4), ROWS_Y * 4, ready);
+}
+
 // The producer, one work-item.  It also tells the others what they compute: segment number i is in
-// ring[i % RING] when its first slot is full.  A segment that needs no slices takes an empty slot.
+// ring[i % RING] when its first slot is full, and so are its exponents in theirs.  A segment that needs
+// no slices takes an empty slot.
 INLINE void produce(const Gemm *g, const Split *s, __global const uchar *scratch, uint slots,
-                    uint full, uint empty, __local Segment *ring)
+                    uint full, uint empty, __local Segment *ring, uint exponents)
 {
     Walk walk = start_walk(g, s, get_group_id(0));
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
@@ -46,6 +57,9 @@ INLINE void produce(const Gemm *g, const Split *s, __global const uchar *scratch
         const Segment t = next_segment(g, s, &walk, scratch);
         mbarrier_wait(empty + turn.stage * 8, turn.parity);
         ring[number % RING] = t;
+        if (t.mode < MODE_FMA && t.first == 0)
+            copy_exponents(s, &t, scratch, exponents + number % RING * (EXPONENTS * 4),
+                           full + turn.stage * 8);
         // Blocks of 64 rows beyond n are not copied.  What the slot held before may be multiplied in
         // their place: it only reaches rows of the result that are never stored.
         const uint rows = (uint)min((long)BX, (g->n - (long)t.x * BX + 63) / 64 * 64);
@@ -74,6 +88,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     __local float fma_y[FMA_DEPTH * BY] __attribute__((aligned(16)));
     __local ulong barriers[2 * STAGES];
     __local Segment ring[RING];
+    __local int exponents[RING * EXPONENTS] __attribute__((aligned(16)));
     const int item = get_local_id(0), lane = item & 31, warp = item >> 5;
     const uint slots = LOCAL_ADDRESS(slot_bytes);
     const uint full = LOCAL_ADDRESS(barriers), empty = full + STAGES * 8;
@@ -88,7 +103,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
     if (warp >= 8) {
         REGISTERS_DOWN(40);
         if (item == 256)
-            produce(&g, &s, scratch, slots, full, empty, ring);
+            produce(&g, &s, scratch, slots, full, empty, ring, LOCAL_ADDRESS(exponents));
         return;
     }
     REGISTERS_UP(232);
@@ -163,6 +178,7 @@ void nv_split_gemm(GEMM_ARGS, const Split s, __global uchar *scratch)
             next_turn(&turn);
             fma_segment(acc, &g, a, b, t, fma_x, fma_y);
         }
-        finish_segment(acc, &g, &s, t, scratch, c, alpha, beta);
+        finish_segment(acc, &g, &s, t, exponents + number % RING * EXPONENTS, scratch, c, alpha,
+                       beta);
     }
 }

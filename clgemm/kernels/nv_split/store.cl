@@ -18,12 +18,15 @@ INLINE float from_lane(float x, int lane)
     return got;
 }
 
+// What a tile needs of the exponents of its strips, in local memory: those of X, then those of Y.
+#define EXPONENTS (ROWS_X + ROWS_Y)
+
 // Where a work-item's part of a tile goes, from its first element on.
 typedef struct {
     __global float *c;
-    __global const int *ex, *ey;  // exponents of its rows and columns
-    long step;                    // reals from row to row, that is column to column of C
-    int rows, columns;            // inside C; columns also of this warp
+    __local const int *ex, *ey;  // exponents of its rows and columns
+    long step;                   // reals from row to row, that is column to column of C
+    int rows, columns;           // inside C; columns also of this warp
 } Place;
 
 // What a work-item holds of the next 16 columns of one of its rows.
@@ -98,9 +101,9 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int cou
         int4 e_y = (int4)(0);
         if (mode != MODE_FMA && j < count)
 #if IS_COMPLEX
-            e_y = (*(__global const int2 *)(to->ey + j * 8)).xxyy;
+            e_y = (*(__local const int2 *)(to->ey + j * 8)).xxyy;
 #else
-            e_y = *(__global const int4 *)(to->ey + j * 16);
+            e_y = *(__local const int4 *)(to->ey + j * 16);
 #endif
         Four own[2 * BLOCKS];
         UNROLL
@@ -137,17 +140,17 @@ INLINE void store_tile(float acc[BLOCKS][ACCUMULATORS], const Place *to, int cou
 }
 
 // Store the tile of strips x and y, of each warp `count` times 16 columns from 16 * first on, which are
-// the first ones in acc.  ex and ey: exponents of the strips' rows; the fma way has none.
+// the first ones in acc.  The fma way has no exponents.
 INLINE void store_columns(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x, int y, long entry,
-                          int first, int count, __global const int *ex, __global const int *ey,
-                          int mode, __global ELEM *c, ELEM alpha, ELEM beta)
+                          int first, int count, __local const int *exponents, int mode,
+                          __global ELEM *c, ELEM alpha, ELEM beta)
 {
     const int me = work_item(), column = column_of(me) + first * 16;
     const long u = (long)x * BX + row_of(me), v = (long)y * BY + column;
     Place to;
     to.c = (__global float *)(c + g->offset_c + entry * g->stride_c + u * g->ldc) + v;
-    to.ex = ex + row_of(me);
-    to.ey = ey + column / CE;
+    to.ex = exponents + row_of(me);
+    to.ey = exponents + ROWS_X + column / CE;
     to.step = g->ldc * CE;
     to.rows = (int)min((long)BX, g->n - u);
     to.columns = (int)min((long)count * 16 - column % 16, g->m * CE - v);
@@ -159,8 +162,8 @@ INLINE void store_columns(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x,
 }
 
 INLINE void store_in_c(float acc[BLOCKS][ACCUMULATORS], const Gemm *g, int x, int y, long entry,
-                       __global const int *ex, __global const int *ey, int mode,
-                       __global ELEM *c, ELEM alpha, ELEM beta)
+                       __local const int *exponents, int mode, __global ELEM *c, ELEM alpha,
+                       ELEM beta)
 {
-    store_columns(acc, g, x, y, entry, 0, ACCUMULATORS / 8, ex, ey, mode, c, alpha, beta);
+    store_columns(acc, g, x, y, entry, 0, ACCUMULATORS / 8, exponents, mode, c, alpha, beta);
 }

@@ -78,14 +78,17 @@ INLINE int column_of(int item)
 #define SWIZZLE_32 (32u | 2u << 30)
 #define WITH_SWIZZLE(low, high) ((ulong)(high) << 32 | (low))
 
-// The products of parts px and py of one slice, DEPTH deep; FRESH: forget what tmp holds.
-#define MULTIPLY(type, DEPTH, px, py, FRESH)                                                   \
+// The products of parts px and py of one slice, DEPTH deep; FRESH: forget what tmp holds.  LAST of a batch:
+// the other one's turn begins before the last of them, so that the tensor cores never wait for it.
+#define MULTIPLY(type, DEPTH, px, py, FRESH, LAST)                                             \
     UNROLL for (int d = 0; d < DEPTH / 16; d++)                                                \
     {                                                                                          \
         const ulong at_x =                                                                     \
             WITH_SWIZZLE(x + (px) * (BX * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
         const ulong at_y =                                                                     \
             WITH_SWIZZLE(y + (py) * (BY * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
+        if (IN_TURN && LAST && d == DEPTH / 16 - 1)                                            \
+            pass_turn(group);                                                                  \
         if (FRESH && d == 0)                                                                   \
             WGMMA(type, tmp, at_x, at_y, "0");                                                 \
         else                                                                                   \
@@ -99,8 +102,6 @@ INLINE int column_of(int item)
     WGMMA_FENCE()
 #define FINISH_PRODUCTS()                                                                      \
     WGMMA_COMMIT();                                                                            \
-    if (IN_TURN)                                                                               \
-        pass_turn(group);                                                                      \
     WGMMA_WAIT(tmp)
 #define ADD_UP(i, factor)                                                                      \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
@@ -108,21 +109,21 @@ INLINE int column_of(int item)
 // The products of fp16 parts, into tmp: those with a second part, which count 2^-11 times, then the others.
 #define MULTIPLY_FP16_SMALL(DEPTH)                                                             \
     BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("f16", DEPTH, 1, 0, 1)                                                            \
-    MULTIPLY("f16", DEPTH, 0, 1, 0)                                                            \
+    MULTIPLY("f16", DEPTH, 1, 0, 1, 0)                                                         \
+    MULTIPLY("f16", DEPTH, 0, 1, 0, 1)                                                         \
     FINISH_PRODUCTS();
 #define MULTIPLY_FP16_LARGE(DEPTH)                                                             \
     BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("f16", DEPTH, 0, 0, 1)                                                            \
+    MULTIPLY("f16", DEPTH, 0, 0, 1, 1)                                                         \
     FINISH_PRODUCTS();
 
 // The six products of bf16 parts, small ones first, into tmp.
 #define MULTIPLY_BF16()                                                                        \
     BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("bf16", 32, 2, 0, 1)                                                              \
-    MULTIPLY("bf16", 32, 0, 2, 0)                                                              \
-    MULTIPLY("bf16", 32, 1, 1, 0)                                                              \
-    MULTIPLY("bf16", 32, 1, 0, 0)                                                              \
-    MULTIPLY("bf16", 32, 0, 1, 0)                                                              \
-    MULTIPLY("bf16", 32, 0, 0, 0)                                                              \
+    MULTIPLY("bf16", 32, 2, 0, 1, 0)                                                           \
+    MULTIPLY("bf16", 32, 0, 2, 0, 0)                                                           \
+    MULTIPLY("bf16", 32, 1, 1, 0, 0)                                                           \
+    MULTIPLY("bf16", 32, 1, 0, 0, 0)                                                           \
+    MULTIPLY("bf16", 32, 0, 1, 0, 0)                                                           \
+    MULTIPLY("bf16", 32, 0, 0, 0, 1)                                                           \
     FINISH_PRODUCTS();
