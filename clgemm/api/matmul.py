@@ -35,6 +35,7 @@ _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
 _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
+_dot, _CHARACTERS = host_blas.dot, "fdFD"  # of types that BLAS has
 _DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
 _MOST_STACKED = small.MOST_STACKED
@@ -101,7 +102,8 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     are computed by NumPy.  Operands on a device are of one type, any but those two.
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
-    or an invalid operation in the product: infinities and NaNs appear without a warning.
+    or an invalid operation in the product: infinities and NaNs appear without a warning.  Nor does
+    it of small matrices, which `numpy.dot` multiplies.
 
     *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  So does a device, in about half
     the time of another product; a GPU only from some 3 * 10**9 floating-point operations and inner
@@ -122,25 +124,23 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
             if x1.ndim == 2:
                 # Of x2, too, may be a stack, or a vector: the multiplications are as many.
                 product = (m := len(x1)) * (size := x2.size)
-                if product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1):
+                is_plain = x2.ndim == 2 and (k := len(x2)) > 1
+                if product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1) or (
+                    is_plain and ((is_row := m == 1 or size == k) or product <= _LARGEST)
+                    and product <=
+                    (_ROWS if is_row else _MOST if k >= DEEP else _SHALLOW).get(x1.dtype, 0)
+                ):  # fmt: skip
+                    if (
+                        is_plain and out is None and m > 1 and k < size
+                        and (dtype := x1.dtype) is x2.dtype and dtype.char in _CHARACTERS
+                    ):  # fmt: skip
+                        try:
+                            return _dot(x1, x2)  # the same call of BLAS, with less ado
+                        except ValueError:
+                            pass  # matmul has its own words for what is wrong
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                if x2.ndim == 2 and (k := len(x2)) > 1:
-                    is_row = m == 1 or size == k
-                    if (is_row or product <= _LARGEST) and product <= (
-                        _ROWS if is_row else _MOST if k >= DEEP else _SHALLOW
-                    ).get(x1.dtype, 0):
-                        return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                    found = None
-                    if (device := registry.in_use) is not None:
-                        # No function is called where NumPy computes: after a product that has
-                        # filled the caches, to find one takes a tenth of a microsecond.
-                        kind = m, k, size, x1.dtype, x2.dtype, x1.strides, x2.strides
-                        found = device.repeated.get(
-                            kind if out is None else repeated.into(kind, out)
-                        )
-                        if found is _numpys and (_logger.level or _root.level) > _DEBUG:
-                            return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                        found = repeated.by(found, x1, x2, out, True)
+                if is_plain:
+                    found = _matrices(x1, x2, out)
                     return _new_kind(x1, x2, out, given) if found is None else found
             if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
@@ -153,6 +153,18 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     elif not given and (found := repeated_arrays.matmul(x1, x2, out)) is not None:
         return found
     return _new_kind(x1, x2, out, given)
+
+
+def _matrices(x1: Any, x2: Any, out: Any) -> Any:
+    """Multiply two matrices of a kind that was met, else return None; the route is "auto"."""
+    device = registry.in_use
+    if device is None:
+        return None
+    kind = len(x1), len(x2), x2.size, x1.dtype, x2.dtype, x1.strides, x2.strides
+    found = device.repeated.get(kind if out is None else repeated.into(kind, out))
+    if found is _numpys and (_logger.level or _root.level) > _DEBUG:
+        return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+    return repeated.by(found, x1, x2, out, True)
 
 
 def _stacks(x1: Any, x2: Any, out: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clgemm.runtime.interrupt import Stop
 
 
-matmul = np.matmul
+matmul, dot = np.matmul, np.dot
 """NumPy's own, even where a program puts clgemm's in its place."""
 
 PANEL_FLOPS = 2e11

@@ -185,6 +185,54 @@ def test_matrices_times_few_numbers_are_numpys_product(left, right, rng, monkeyp
     assert got is out
 
 
+def _lying(x):
+    """Give a matrix as it may lie in memory: ordered, with gaps, turned, swapped, anywhere."""
+    moved = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    moved[...] = x
+    gaps = np.zeros((2 * x.shape[0], 3 * x.shape[1]), x.dtype)[::2, ::3]
+    gaps[...] = x
+    return x, np.asfortranarray(x), gaps, x[::-1, ::-1], x.astype(x.dtype.newbyteorder()), moved
+
+
+@pytest.mark.parametrize("code", "fdFD")
+@pytest.mark.parametrize("shape", [(3, 5, 4), (33, 30, 36), (40, 70, 50)], ids=str)
+def test_matrices_are_numpys_product_however_they_lie(code, shape, rng, monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    m, n, k = shape
+    a, b = rng.uniform(-1, 1, (m, k)).astype(code), rng.uniform(-1, 1, (k, n)).astype(code)
+    for x, y in itertools.product(_lying(a), _lying(b)):
+        got, want = clgemm.matmul(x, y), np.matmul(x, y)
+        assert (got.dtype, got.strides) == (want.dtype, want.strides)
+        assert got.tobytes() == want.tobytes()
+    gram = clgemm.matmul(a, a.T)
+    assert gram.tobytes() == np.matmul(a, a.T).tobytes() == gram.T.tobytes()
+
+
+def _outcome(multiply, a, b):
+    try:
+        product = multiply(a, b)
+    except TypeError as error:
+        return type(error), str(error)
+    return product.dtype, product.tolist()
+
+
+@pytest.mark.parametrize("left", ["f", "d", "D", "g", "e", "q", "?", "m", "O", "S1"])
+@pytest.mark.parametrize("right", ["f", "D", "q", "m8[s]", "O", "V4"])
+def test_types_are_multiplied_as_numpys_matmul_does(left, right, monkeypatch):
+    """Its errors, too, where NumPy's dot would have others, or none."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    a, b = (np.ones((3, 4), x) if x != "V4" else np.zeros((3, 4), x) for x in (left, right))
+    assert _outcome(clgemm.matmul, a, b.T) == _outcome(np.matmul, a, b.T)
+
+
+def test_a_mistake_is_told_in_the_words_of_matmul_alone(monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    for rows in (4, 60):
+        with pytest.raises(ValueError, match="matmul: Input operand 1 has a mismatch") as caught:
+            clgemm.matmul(np.ones((50, rows)), np.ones((rows + 1, 50)))
+        assert caught.value.__context__ is None
+
+
 @pytest.mark.parametrize(("rows", "taken"), [(30, False), (60, True)])
 def test_outer_products_worth_it_are_not_numpys_loop(rows, taken, rng, monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
