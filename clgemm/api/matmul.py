@@ -131,11 +131,11 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
                     (_ROWS if is_row else _MOST if k >= DEEP else _SHALLOW).get(x1.dtype, 0)
                 ):  # fmt: skip
                     if (
-                        is_plain and out is None and m > 1 and k < size
+                        is_plain and m > 1 and k < size and (out is None or out.flags.carray)
                         and (dtype := x1.dtype) is x2.dtype and dtype.char in _CHARACTERS
                     ):  # fmt: skip
-                        try:
-                            return _dot(x1, x2)  # the same call of BLAS, with less ado
+                        try:  # the same call of BLAS, with less ado
+                            return _dot(x1, x2) if out is None else _dot(x1, x2, out)
                         except ValueError:
                             pass  # matmul has its own words for what is wrong
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)

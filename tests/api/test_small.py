@@ -204,6 +204,9 @@ def test_matrices_are_numpys_product_however_they_lie(code, shape, rng, monkeypa
         got, want = clgemm.matmul(x, y), np.matmul(x, y)
         assert (got.dtype, got.strides) == (want.dtype, want.strides)
         assert got.tobytes() == want.tobytes()
+    for out, numpys in zip(*(_lying(np.full((m, n), np.nan, code)) for _ in "ab"), strict=True):
+        assert clgemm.matmul(a, b, out) is out
+        np.testing.assert_array_equal(out, np.matmul(a, b, numpys), strict=True)
     gram = clgemm.matmul(a, a.T)
     assert gram.tobytes() == np.matmul(a, a.T).tobytes() == gram.T.tobytes()
 
@@ -223,6 +226,38 @@ def test_types_are_multiplied_as_numpys_matmul_does(left, right, monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
     a, b = (np.ones((3, 4), x) if x != "V4" else np.zeros((3, 4), x) for x in (left, right))
     assert _outcome(clgemm.matmul, a, b.T) == _outcome(np.matmul, a, b.T)
+
+
+@pytest.mark.parametrize("n", [5, 40])
+def test_what_dot_does_not_store_into_matmul_does(n, rng, monkeypatch):
+    """Another type, what an operand lies in, more axes; and what neither of both may."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    a, b = rng.uniform(-1, 1, (n, n)), rng.uniform(-1, 1, (n, n))
+    want = np.matmul(a, b)
+    for out in (np.zeros((n, n), complex), np.zeros((3, n, n)), np.zeros((n, n), "g")):
+        assert clgemm.matmul(a, b, out) is out
+        np.testing.assert_array_equal(out, np.broadcast_to(want, out.shape))
+    for place in (0, 1):
+        x = [a.copy(), b.copy()]
+        np.testing.assert_array_equal(clgemm.matmul(*x, x[place]), want)
+    shifted = np.zeros((n + 1, n))
+    shifted[:n] = a
+    np.testing.assert_array_equal(clgemm.matmul(shifted[:n], b, shifted[1:]), want)
+    fixed = np.zeros((n, n))
+    fixed.flags.writeable = False
+    for out in (
+        fixed,
+        np.zeros((n, n + 1)),
+        np.zeros(n),
+        np.zeros((n, n), int),
+    ):
+        kept = out.copy()
+        with pytest.raises((ValueError, TypeError)) as theirs:
+            np.matmul(a, b, out)
+        with pytest.raises(type(theirs.value)) as ours:
+            clgemm.matmul(a, b, out)
+        assert str(ours.value) == str(theirs.value)
+        np.testing.assert_array_equal(out, kept)
 
 
 def test_a_mistake_is_told_in_the_words_of_matmul_alone(monkeypatch):
