@@ -134,7 +134,7 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
                         is_plain and m > 1 and k < size and (out is None or out.flags.carray)
                         and (dtype := x1.dtype) is x2.dtype and dtype.char in _CHARACTERS
                     ):  # fmt: skip
-                        try:  # the same call of BLAS, with less ado
+                        try:  # matmul's call of BLAS, with less ado
                             return _dot(x1, x2) if out is None else _dot(x1, x2, out)
                         except ValueError:
                             pass  # matmul has its own words for what is wrong

@@ -200,10 +200,12 @@ def test_matrices_are_numpys_product_however_they_lie(code, shape, rng, monkeypa
     monkeypatch.delenv("CLGEMM_ROUTE")
     m, n, k = shape
     a, b = rng.uniform(-1, 1, (m, k)).astype(code), rng.uniform(-1, 1, (k, n)).astype(code)
-    for x, y in itertools.product(_lying(a), _lying(b)):
+    # Of matrices that BLAS cannot read older NumPys ask it only in dot.
+    bound = 2 * k * np.finfo(code).eps * (np.abs(a) @ np.abs(b))
+    for (i, x), (j, y) in itertools.product(enumerate(_lying(a)), enumerate(_lying(b))):
         got, want = clgemm.matmul(x, y), np.matmul(x, y)
         assert (got.dtype, got.strides) == (want.dtype, want.strides)
-        assert got.tobytes() == want.tobytes()
+        assert np.all(np.abs(got - want) <= (0 if i < 2 > j else bound))
     for out, numpys in zip(*(_lying(np.full((m, n), np.nan, code)) for _ in "ab"), strict=True):
         assert clgemm.matmul(a, b, out) is out
         np.testing.assert_array_equal(out, np.matmul(a, b, numpys), strict=True)
