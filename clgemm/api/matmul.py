@@ -102,8 +102,8 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     are computed by NumPy.  Operands on a device are of one type, any but those two.
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
-    or an invalid operation in the product: infinities and NaNs appear without a warning.  Nor does
-    it of small matrices, which `numpy.dot` multiplies.
+    or an invalid operation in the product: infinities and NaNs appear without a warning.  The
+    same holds for small matrices, which `numpy.dot` multiplies.
 
     *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  So does a device, in about half
     the time of another product; a GPU only from some 3 * 10**9 floating-point operations and inner
@@ -136,8 +136,9 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
                     ):  # fmt: skip
                         try:  # matmul's call of BLAS, with less ado
                             return _dot(x1, x2) if out is None else _dot(x1, x2, out)
-                        except ValueError:
-                            pass  # matmul has its own words for what is wrong
+                        except ValueError:  # of what does not fit, of which matmul says why
+                            if _fits_dot(x1, x2, out):
+                                raise  # by who was called by a signal
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 if is_plain:
                     found = _matrices(x1, x2, out)
@@ -153,6 +154,12 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     elif not given and (found := repeated_arrays.matmul(x1, x2, out)) is not None:
         return found
     return _new_kind(x1, x2, out, given)
+
+
+def _fits_dot(x1: Any, x2: Any, out: Any) -> bool:
+    """Tell whether two matrices of a type, and where their product goes, fit each other."""
+    found = (len(x1), x2.shape[1]), x1.dtype
+    return x1.shape[1] == len(x2) and (out is None or (out.shape, out.dtype) == found)
 
 
 def _matrices(x1: Any, x2: Any, out: Any) -> Any:

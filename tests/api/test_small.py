@@ -262,6 +262,21 @@ def test_what_dot_does_not_store_into_matmul_does(n, rng, monkeypatch):
         np.testing.assert_array_equal(out, kept)
 
 
+@pytest.mark.parametrize("out", [None, np.zeros((5, 5))], ids=["fresh", "out"])
+def test_what_a_signal_raises_is_heard(out, monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    module, a = sys.modules["clgemm.api.matmul"], np.ones((5, 5))
+
+    def interrupted(*_):
+        raise ValueError("by a handler")
+
+    monkeypatch.setattr(module, "_dot", interrupted)
+    with pytest.raises(ValueError, match="by a handler"):
+        clgemm.matmul(a, a, out)
+    with pytest.raises(ValueError, match="mismatch in its core dimension"):
+        clgemm.matmul(a, np.ones((6, 5)), out)
+
+
 def test_a_mistake_is_told_in_the_words_of_matmul_alone(monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
     for rows in (4, 60):

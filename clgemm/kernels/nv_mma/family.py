@@ -40,7 +40,7 @@ LOCAL_KB = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
 LEAST_LOCAL_KB = 99  # of all others
 SLOT_BYTES = 192  # of a row of X or Y, a stage
 MOST_STAGES = 4
-MORE_BYTES = 2560  # what a work-group keeps beside the slots
+MORE_BYTES = 2560  # what a work-group keeps beside the slots: exponents, most of all
 MMA_ITEMS = 256
 LEAST_FLOPS = 1_500_000_000  # below, three launches cost more than faster products save
 
