@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, which tests press: a shell has what it starts in the background ignore it."""
+    """Hear Ctrl-C, which tests press, and their other signals, and let child processes hear them.
+
+    A shell has what it starts in the background ignore Ctrl-C, and some runners block it.
+    """
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
