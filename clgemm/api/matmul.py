@@ -158,7 +158,7 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
 
 def _fits_dot(x1: Any, x2: Any, out: Any) -> bool:
     """Tell whether two matrices of a type, and where their product goes, fit each other."""
-    found = (len(x1), x2.shape[1]), x1.dtype
+    found = (len(x1), x2.shape[1]), x1.dtype.newbyteorder("=")  # dot's products are native
     return x1.shape[1] == len(x2) and (out is None or (out.shape, out.dtype) == found)
 
 

@@ -262,6 +262,21 @@ def test_what_dot_does_not_store_into_matmul_does(n, rng, monkeypatch):
         np.testing.assert_array_equal(out, kept)
 
 
+@pytest.mark.parametrize("kind", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("of_out", "<>")
+@pytest.mark.parametrize("of_operands", "<>")
+def test_matrices_of_another_byte_order_go_into_such_a_result(
+    kind, of_operands, of_out, rng, monkeypatch
+):
+    """Dot stores into native ones only, whatever it multiplies."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    a, b = rng.integers(-9, 9, (2, 5, 5)).astype(of_operands + kind)
+    out = np.zeros((5, 5), of_out + kind)
+    assert clgemm.matmul(a, b, out) is out
+    np.testing.assert_array_equal(out, np.matmul(a, b))
+    assert clgemm.matmul(a, b).dtype == np.matmul(a, b).dtype
+
+
 @pytest.mark.parametrize("out", [None, np.zeros((5, 5))], ids=["fresh", "out"])
 def test_what_a_signal_raises_is_heard(out, monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
