@@ -46,10 +46,7 @@ def layout_of(x: NDArray[Any]) -> Layout | None:
         trans, ld = True, row_step
     else:
         return None
-    if ld < 0 or stride < 0 or ld % size or stride % size or not x.flags.aligned:
-        return None
-    # NumPy aligns complex numbers like their parts; kernels load both parts at once.
-    if x.dtype.kind == "c" and address_of(x) % size:
+    if ld < 0 or stride < 0 or ld % size or stride % size or not is_aligned(x):
         return None
     return Layout(trans, ld // size, stride // size)
 
@@ -92,7 +89,14 @@ def is_same_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return address_of(a) == address_of(b)
 
 
-def aligned(x: NDArray[Any]) -> bool:
-    """Tell whether an array begins at a multiple of its element's size."""
-    # What NumPy allocated itself is aligned; asking for an address takes a microsecond.
-    return x.base is None or not address_of(x) % x.itemsize
+def is_aligned(x: NDArray[Any]) -> bool:
+    """Tell whether kernels can load the elements.
+
+    NumPy aligns complex numbers like their parts; kernels load both parts at once.
+    """
+    if x.dtype.kind != "c":
+        return x.flags.aligned
+    base = x.base
+    if base is None or (type(base) is np.ndarray and base.base is None and base.nbytes == x.nbytes):
+        return True  # what NumPy allocated; asking for an address takes most of a microsecond
+    return address_of(x) % x.itemsize == 0

@@ -19,7 +19,7 @@ from clgemm.dispatch import engines
 from clgemm.errors import DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
-from clgemm.layouts import address_of, is_same_memory
+from clgemm.layouts import is_aligned, is_same_memory
 from clgemm.problem import AS_GIVEN, BY_DTYPE, INTEGER_DTYPES, Call, dtype_of_product
 from clgemm.runtime import reentry, registry
 
@@ -362,7 +362,7 @@ class _ByDevice:
         known, conj = self._engine, self._conj
         if not type(a) is type(b) is type(c) is np.ndarray:
             return None  # it only says that it is one
-        if not (self.holds() and _is_aligned(a) and _is_aligned(b) and _is_aligned(c)):
+        if not (self.holds() and is_aligned(a) and is_aligned(b) and is_aligned(c)):
             return None
         if not self._turned:
             call = Call(alpha, a, b, beta, c, conj[0], conj[1])
@@ -397,16 +397,6 @@ class _StackByDevice(_ByDevice):
 def _is_free(out: NDArray[Any], a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Tell whether a product can be computed where it is to be stored."""
     return out.flags.behaved and not (np.may_share_memory(out, a) or np.may_share_memory(out, b))
-
-
-def _is_aligned(x: NDArray[Any]) -> bool:
-    """Tell whether kernels can load the elements; the parts of complex ones are loaded at once."""
-    base = x.base
-    if x.dtype.kind != "c":
-        return x.flags.aligned
-    if base is None or (type(base) is np.ndarray and base.base is None and base.nbytes == x.nbytes):
-        return True  # what NumPy allocated; asking for an address takes most of a microsecond
-    return address_of(x) % x.itemsize == 0
 
 
 def multiplications(a: Any, b: Any) -> int:

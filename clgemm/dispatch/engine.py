@@ -29,7 +29,7 @@ from clgemm.dispatch.trial import CALL_SECONDS, STACK_SECONDS, Sides, Trials
 from clgemm.errors import ClgemmError, NoKernelError
 from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
-from clgemm.layouts import aligned, layout_of
+from clgemm.layouts import is_aligned, layout_of
 from clgemm.problem import ELEMENT_OF, INTEGERS, PRECISIONS, Call, describe
 from clgemm.runtime import reentry
 from clgemm.runtime.opencl_errors import translated, translated_errors
@@ -205,8 +205,7 @@ class Engine:
         """Find or make the decision on calls of a kind."""
         _, a, b, beta, c, conj_a, conj_b, _ = call
         kind_of_beta = 0 if beta == 0 else 1 if beta == 1 else 2
-        # NumPy aligns complex numbers like their parts; kernels load both parts at once.
-        fits = c.dtype.kind != "c" or (aligned(a) and aligned(b) and aligned(c))
+        fits = is_aligned(a) and is_aligned(b) and is_aligned(c)  # see `layout_of`
         key = (
             modes, self.units(), partners, c.dtype, kind_of_beta, conj_a, conj_b, fits,
             call.is_gram, a.shape, a.strides, b.shape, b.strides, c.shape, c.strides,

@@ -323,6 +323,29 @@ def test_misaligned_operands_are_not_taken(device, shortly, code, rng):
             clgemm.matmul(moved, b)
 
 
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("code", "sdcz")
+def test_aligned_arrays_are_computed_after_misaligned_ones(
+    device, code, order, which, rng, monkeypatch
+):
+    """Which are copied first: what is decided on them is no decision on others that lie alike."""
+    monkeypatch.setenv("CLGEMM_ROUTE", "device")
+    device.require(PRECISIONS[code])
+    shapes = (33, 21), (21, 41), (33, 41)
+    arrays = [np.array(random_matrix(rng, PRECISIONS[code], *x), order=order) for x in shapes]
+    memory = np.empty(arrays[which].nbytes + 1, np.uint8)
+    moved = np.ndarray(shapes[which], arrays[0].dtype, memory, 1, arrays[which].strides)
+    moved[...] = arrays[which]
+    given = [moved if place == which else x for place, x in enumerate(arrays)]
+    want = np.matmul(*arrays[:2])
+    engines.of(device).forget()
+    for a, b, c in (given, arrays) * 2:
+        clgemm.matmul(a, b, out=c)
+        np.testing.assert_allclose(c, want, rtol=1e-4)
+    engines.of(device).forget()
+
+
 def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
     device, shortly, operands, monkeypatch
 ):

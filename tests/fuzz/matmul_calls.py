@@ -68,6 +68,8 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Matm
     """Draw a call."""
     dtype = str(rng.choice([*operands.PRECISE, "f2"], p=[0.27, 0.27, 0.2, 0.2, 0.06]))
     code = {"f4": "s", "f8": "d", "c8": "c", "c16": "z", "f2": "s"}[dtype]
+    if rng.random() < 0.08:
+        dtype = ">" + dtype
     return draw_of(rng, (dtype, dtype, dtype), known[code], operands.VALUES)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from dataclasses import dataclass
@@ -153,9 +154,15 @@ def elements_of(array: NDArray[Any], memory: NDArray[np.uint8]) -> NDArray[np.bo
     return mask.astype(bool)
 
 
+@functools.cache
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return one object for a type, as arrays have that come of each other."""
+    return np.dtype(name)
+
+
 def make(operand: Operand) -> Made:
     """Make an array, the same each time."""
-    dtype = np.dtype(operand.dtype)
+    dtype = dtype_of(operand.dtype)
     values = _values(operand, dtype)
     if not operand.in_memory:
         array = np.array(values, order="F" if operand.layout.order == "F" else "C")

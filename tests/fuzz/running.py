@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import traceback
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from . import (
     sizes,
 )
 from .odd_arguments import Odd
+from .operands import Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +41,8 @@ KINDS: Mapping[str, Any] = {
     "integers": integer_calls, "interposed": interposed_calls,
 }  # fmt: skip
 SHARES = (0.34, 0.31, 0.15, 0.05, 0.07, 0.08)
+MOVED = ("gemm", "matmul", "integers")
+SHIFTS = (0, 0, 1, 4, 8, 16)  # bytes
 ROUTES = ("device", "auto", "host")
 MISCOMPILED = frozenset({("Portable Computing Language", "batched")})
 """Families that a platform's compiler gets wrong, and that clgemm does not use there.
@@ -59,10 +62,18 @@ class Case:
     route: str
     fp32: str
     call: Any
+    before: Any = None
+    """A call of the same shapes and strides that is made first, if any: see `elsewhere`."""
 
     def __str__(self) -> str:
         modes = f"route {self.route}, fp32 {self.fp32}"
-        return f"{self.seed}:{self.index}, {self.kind}, {modes}: {brief(self.call)}"
+        after = f", after {brief(self.before)}" if self.before is not None else ""
+        return f"{self.seed}:{self.index}, {self.kind}, {modes}: {brief(self.call)}{after}"
+
+    @property
+    def calls(self) -> tuple[Any, ...]:
+        """Those of the case, in turn."""
+        return (self.call,) if self.before is None else (self.before, self.call)
 
 
 @dataclass(frozen=True)
@@ -93,14 +104,40 @@ def draw(
     kind = str(rng.choice(list(KINDS), p=SHARES)) if only is None else only
     route = str(rng.choice(ROUTES, p=[0.6, 0.3, 0.1]))
     fp32 = "fma" if rng.random() < 0.1 else "auto"
-    return Case(seed, index, kind, route, fp32, KINDS[kind].draw(rng, known))
+    call = KINDS[kind].draw(rng, known)
+    before = elsewhere(rng, call) if kind in MOVED and rng.random() < 0.3 else None
+    return Case(seed, index, kind, route, fp32, call, before)
+
+
+def elsewhere(rng: np.random.Generator, call: Any) -> Any:
+    """Return a call whose arrays lie alike, but begin elsewhere, and hold other values.
+
+    What was decided on it is kept, and must not hold for what it does not fit.
+    """
+    changes = {}
+    for name, x in ((f.name, getattr(call, f.name)) for f in fields(call)):
+        if isinstance(x, Operand):
+            layout = replace(x.layout, shift=int(rng.choice(SHIFTS)))
+            changes[name] = replace(x, layout=layout, seed=int(rng.integers(2**31)))
+    return replace(call, **changes)
+
+
+def modes_of(case: Case) -> contextlib.AbstractContextManager[Any]:
+    """Set a case's modes; those of a user who sets nothing are not set.
+
+    Small products look for that before all else, and are computed on a road of their own then.
+    """
+    if (case.route, case.fp32) == ("auto", "auto"):
+        return contextlib.nullcontext()
+    return clgemm.settings.using(route=case.route, fp32=case.fp32)
 
 
 def run(case: Case, *, exact: bool) -> Finding | None:
     """Run a case; an error of the test's own is a finding, too."""
     try:
-        with clgemm.settings.using(route=case.route, fp32=case.fp32), np.errstate(all="ignore"):
-            KINDS[case.kind].check(case.call, exact=exact)
+        with modes_of(case), np.errstate(all="ignore"):
+            for call in case.calls:
+                KINDS[case.kind].check(call, exact=exact)
     except compare.DifferenceError as difference:
         cause = difference.__cause__
         more = "".join(traceback.format_exception(cause)) if cause is not None else ""
@@ -118,8 +155,9 @@ def call_only(case: Case) -> None:
     module = KINDS[case.kind]
     if not hasattr(module, "call_only"):
         return
-    with clgemm.settings.using(route=case.route, fp32=case.fp32), np.errstate(all="ignore"):
-        module.call_only(case.call)
+    with modes_of(case), np.errstate(all="ignore"):
+        for call in case.calls:
+            module.call_only(call)
 
 
 def is_exact(device: Device) -> bool:

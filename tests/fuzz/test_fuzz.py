@@ -26,6 +26,11 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _cases_say_where_they_run(monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+
+
 def told(findings, device, kind=None):
     """Tell of findings, and how to see each again."""
     name = device.traits.platform
