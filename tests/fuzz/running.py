@@ -25,6 +25,7 @@ from . import (
     integer_calls,
     interposed_calls,
     matmul_calls,
+    operands,
     other_calls,
     sizes,
 )
@@ -62,18 +63,13 @@ class Case:
     route: str
     fp32: str
     call: Any
-    before: Any = None
+    before: Case | None = None
     """A call of the same shapes and strides that is made first, if any: see `elsewhere`."""
 
     def __str__(self) -> str:
         modes = f"route {self.route}, fp32 {self.fp32}"
-        after = f", after {brief(self.before)}" if self.before is not None else ""
+        after = f", after {self.before}" if self.before is not None else ""
         return f"{self.seed}:{self.index}, {self.kind}, {modes}: {brief(self.call)}{after}"
-
-    @property
-    def calls(self) -> tuple[Any, ...]:
-        """Those of the case, in turn."""
-        return (self.call,) if self.before is None else (self.before, self.call)
 
 
 @dataclass(frozen=True)
@@ -102,23 +98,40 @@ def draw(
     """Draw a case: the same one for the same seed, number and boundaries of kernels."""
     rng = np.random.default_rng([seed, index])
     kind = str(rng.choice(list(KINDS), p=SHARES)) if only is None else only
-    route = str(rng.choice(ROUTES, p=[0.6, 0.3, 0.1]))
-    fp32 = "fma" if rng.random() < 0.1 else "auto"
+    modes = draw_modes(rng)
     call = KINDS[kind].draw(rng, known)
-    before = elsewhere(rng, call) if kind in MOVED and rng.random() < 0.3 else None
-    return Case(seed, index, kind, route, fp32, call, before)
+    before = None
+    if kind in MOVED and rng.random() < 0.3:
+        others = modes if rng.random() < 0.7 else draw_modes(rng)
+        before = Case(seed, index, kind, *others, elsewhere(rng, call))
+    return Case(seed, index, kind, *modes, call, before)
+
+
+def draw_modes(rng: np.random.Generator) -> tuple[str, str]:
+    """Draw the route and the way of single precision."""
+    route = str(rng.choice(ROUTES, p=[0.6, 0.3, 0.1]))
+    return route, "fma" if rng.random() < 0.1 else "auto"
 
 
 def elsewhere(rng: np.random.Generator, call: Any) -> Any:
-    """Return a call whose arrays lie alike, but begin elsewhere, and hold other values.
+    """Return a call whose arrays lie alike, but begin elsewhere, and are otherwise not the same.
 
     What was decided on it is kept, and must not hold for what it does not fit.
     """
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, x in ((f.name, getattr(call, f.name)) for f in fields(call)):
         if isinstance(x, Operand):
             layout = replace(x.layout, shift=int(rng.choice(SHIFTS)))
-            changes[name] = replace(x, layout=layout, seed=int(rng.integers(2**31)))
+            form = x.form if rng.random() < 0.8 else str(rng.choice(["ndarray", "Sub", "memmap"]))
+            changes[name] = replace(
+                x, layout=layout, form=form, seed=int(rng.integers(2**31)),
+                values=operands.draw_values(rng) if x.values in operands.VALUES else x.values,
+                writeable=bool(rng.random() < 0.9),
+            )  # fmt: skip
+    if rng.random() < 0.5:
+        changes["alias"] = ""
+    if getattr(call, "out", None) is not None and rng.random() < 0.2:
+        changes |= {"out": None, "alias": ""}
     return replace(call, **changes)
 
 
@@ -134,10 +147,11 @@ def modes_of(case: Case) -> contextlib.AbstractContextManager[Any]:
 
 def run(case: Case, *, exact: bool) -> Finding | None:
     """Run a case; an error of the test's own is a finding, too."""
+    if case.before is not None and (found := run(case.before, exact=exact)) is not None:
+        return Finding(case, f"before: {found.reason}")
     try:
         with modes_of(case), np.errstate(all="ignore"):
-            for call in case.calls:
-                KINDS[case.kind].check(call, exact=exact)
+            KINDS[case.kind].check(case.call, exact=exact)
     except compare.DifferenceError as difference:
         cause = difference.__cause__
         more = "".join(traceback.format_exception(cause)) if cause is not None else ""
@@ -155,9 +169,10 @@ def call_only(case: Case) -> None:
     module = KINDS[case.kind]
     if not hasattr(module, "call_only"):
         return
+    if case.before is not None:
+        call_only(case.before)
     with modes_of(case), np.errstate(all="ignore"):
-        for call in case.calls:
-            module.call_only(call)
+        module.call_only(case.call)
 
 
 def is_exact(device: Device) -> bool:
