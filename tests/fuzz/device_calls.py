@@ -13,7 +13,7 @@ NumPy's arrays:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 OUT_OF_ORDER = 1
 USUAL = {"order": "K", "dtype": None, "casting": "same_kind", "subok": True}
 REFUSALS = (TypeError, ValueError, IndexError, OverflowError)
+SHIFTS = (0, 1, 2, 3, 4, 8)  # elements
 QUEUES = ("device", "in order", "out of order", "none")
 _queues: dict[tuple[Device, str], Any] = {}
 
@@ -50,6 +51,8 @@ class DeviceCall:
     """Of a, b and c."""
     stays: str
     """The operand that stays on the host, or ""."""
+    again: tuple[int, ...] = ()
+    """Seeds of other numbers, with which the very same Arrays are filled for calls that follow."""
 
 
 def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> DeviceCall:
@@ -71,7 +74,30 @@ def draw(rng: np.random.Generator, known: Mapping[str, tuple[int, ...]]) -> Devi
     queue = str(rng.choice(QUEUES[:3]))
     queues = [queue if rng.random() < 0.85 else str(rng.choice(QUEUES)) for _ in "abc"]
     stays = str(rng.choice(names)) if rng.random() < 0.02 else ""
-    return DeviceCall(replace(inner, **changes), (queues[0], queues[1], queues[2]), stays)
+    count = int(rng.integers(1, 4)) if rng.random() < 0.3 else 0
+    again = tuple(int(rng.integers(2**31)) for _ in range(count))
+    return DeviceCall(replace(inner, **changes), (queues[0], queues[1], queues[2]), stays, again)
+
+
+def refilled(inner: Any, seed: int) -> Any:
+    """Return a call whose arrays lie where they did, and hold other values."""
+    found = {f.name: getattr(inner, f.name) for f in fields(inner)}
+    arrays = {name: x for name, x in found.items() if isinstance(x, Operand)}
+    return replace(
+        inner, **{name: replace(x, seed=seed + i) for i, (name, x) in enumerate(arrays.items())}
+    )
+
+
+def elsewhere(rng: np.random.Generator, call: DeviceCall) -> DeviceCall:
+    """Return a call whose Arrays lie alike, but begin elsewhere, and are of other queues."""
+    changes: dict[str, Any] = {}
+    for name in _names(call.inner):
+        given = getattr(call.inner, name)
+        if given is not None:
+            shift = int(rng.choice(SHIFTS)) * np.dtype(given.dtype).itemsize
+            changes[name] = replace(given, layout=replace(given.layout, shift=shift))
+    queue = str(rng.choice(QUEUES[:3]))
+    return DeviceCall(replace(call.inner, **changes), (queue, queue, queue), "")
 
 
 def _for_device(rng: np.random.Generator, given: Operand, *, read_only: bool) -> Operand:
@@ -142,17 +168,43 @@ def _upload(made: Mapping[str, Made], queues: Mapping[str, str]) -> dict[str, Up
 
 
 def check(call: DeviceCall, *, exact: bool) -> None:
-    """Make the call on the device and on the host, and compare."""
-    inner = call.inner
-    is_gemm = isinstance(inner, gemm_calls.GemmCall)
-    names = ("a", "b", "c") if is_gemm else ("x1", "x2", "out")
-    module: Any = gemm_calls if is_gemm else matmul_calls
-    given = module.make(inner)
-    queues = dict(zip(names, call.queues, strict=True))
+    """Make the call on the device and on the host, and compare; and again on the same Arrays."""
+    given = _module(call.inner).make(call.inner)
+    queues = dict(zip(_names(call.inner), call.queues, strict=True))
     try:
         there = _upload(given.made, queues)
     except (cl.Error, ValueError, TypeError):
         return  # pyopencl itself has no such array
+    _check_on(there, call, given, exact=exact)
+    for seed in call.again:
+        other = replace(call, inner=refilled(call.inner, seed))
+        given = _module(other.inner).make(other.inner)
+        _refill(there, given.made)
+        _check_on(there, other, given, exact=exact)
+
+
+def _names(inner: Any) -> tuple[str, str, str]:
+    is_gemm = isinstance(inner, gemm_calls.GemmCall)
+    return ("a", "b", "c") if is_gemm else ("x1", "x2", "out")
+
+
+def _module(inner: Any) -> Any:
+    return gemm_calls if isinstance(inner, gemm_calls.GemmCall) else matmul_calls
+
+
+def _refill(there: Mapping[str, Uploaded], made: Mapping[str, Made]) -> None:
+    """Let Arrays hold other numbers, and all around them be as it was."""
+    for name, x in there.items():
+        x.made = made[name]
+        cl.enqueue_copy(queue_of("device"), x.memory.base_data, np.asarray(x.made.memory)).wait()
+
+
+def _check_on(
+    there: Mapping[str, Uploaded], call: DeviceCall, given: Any, *, exact: bool
+) -> None:  # fmt: skip
+    """Make the call on Arrays that hold its numbers and on the host, and compare."""
+    inner = call.inner
+    is_gemm = isinstance(inner, gemm_calls.GemmCall)
     operand = {
         name: (given.made[name].value if name == call.stays else x.array)
         for name, x in there.items()

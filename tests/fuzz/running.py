@@ -42,7 +42,7 @@ KINDS: Mapping[str, Any] = {
     "integers": integer_calls, "interposed": interposed_calls,
 }  # fmt: skip
 SHARES = (0.34, 0.31, 0.15, 0.05, 0.07, 0.08)
-MOVED = ("gemm", "matmul", "integers")
+MOVED = ("gemm", "matmul", "integers", "arrays")
 SHIFTS = (0, 0, 1, 4, 8, 16)  # bytes
 ROUTES = ("device", "auto", "host")
 MISCOMPILED = frozenset({("Portable Computing Language", "batched")})
@@ -118,6 +118,8 @@ def elsewhere(rng: np.random.Generator, call: Any) -> Any:
 
     What was decided on it is kept, and must not hold for what it does not fit.
     """
+    if isinstance(call, device_calls.DeviceCall):
+        return device_calls.elsewhere(rng, call)
     changes: dict[str, Any] = {}
     for name, x in ((f.name, getattr(call, f.name)) for f in fields(call)):
         if isinstance(x, Operand):
