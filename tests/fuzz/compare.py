@@ -14,6 +14,7 @@ Where clgemm differs on purpose, the difference and its reason stand here.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import warnings
 from contextlib import nullcontext
@@ -33,8 +34,27 @@ if TYPE_CHECKING:
 WATCHED = (ComplexWarning, RuntimeWarning, DeprecationWarning, ClgemmWarning)
 SHARED = threading.Event()
 """Set while several threads take cases."""
+REFERENCES = 100_000
 HEADROOM = 4  # of the largest number, within which a sum of this magnitude cannot overflow
 ROUNDINGS = 8  # more than there are terms: alpha, beta, and complex parts
+
+
+def _keep_types() -> None:
+    """Take references to types that nobody gives back.
+
+    With each operand that they cannot convert, SciPy's wrappers (f2py) give back one that they do
+    not have: after some thousand such calls a type is freed that arrays have, and a process ends
+    with a crash.
+    """
+    keep = ctypes.pythonapi.Py_IncRef
+    keep.argtypes = [ctypes.py_object]
+    for code in "fdFD":
+        dtype = np.dtype(code)
+        for _ in range(REFERENCES):
+            keep(dtype)
+
+
+_keep_types()
 
 
 class DifferenceError(AssertionError):

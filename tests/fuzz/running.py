@@ -103,7 +103,7 @@ def draw(
     before = None
     if kind in MOVED and rng.random() < 0.3:
         others = modes if rng.random() < 0.7 else draw_modes(rng)
-        before = Case(seed, index, kind, *others, elsewhere(rng, call))
+        before = Case(seed, index, kind, *others, elsewhere(rng, call, known))
     return Case(seed, index, kind, *modes, call, before)
 
 
@@ -113,7 +113,7 @@ def draw_modes(rng: np.random.Generator) -> tuple[str, str]:
     return route, "fma" if rng.random() < 0.1 else "auto"
 
 
-def elsewhere(rng: np.random.Generator, call: Any) -> Any:
+def elsewhere(rng: np.random.Generator, call: Any, known: Mapping[str, tuple[int, ...]]) -> Any:
     """Return a call whose arrays lie alike, but begin elsewhere, and are otherwise not the same.
 
     What was decided on it is kept, and must not hold for what it does not fit.
@@ -130,6 +130,9 @@ def elsewhere(rng: np.random.Generator, call: Any) -> Any:
                 values=operands.draw_values(rng) if x.values in operands.VALUES else x.values,
                 writeable=bool(rng.random() < 0.9),
             )  # fmt: skip
+    if isinstance(call, gemm_calls.GemmCall) and rng.random() < 0.5:
+        other = gemm_calls.draw(rng, known)
+        changes |= {name: getattr(other, name) for name in ("alpha", "beta", "overwrite_c")}
     if rng.random() < 0.5:
         changes["alias"] = ""
     if getattr(call, "out", None) is not None and rng.random() < 0.2:
