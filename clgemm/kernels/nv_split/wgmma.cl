@@ -43,87 +43,95 @@ INLINE int column_of(int item)
     REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define REGS_64                                                                                \
     REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// Sums of a batch of products, and after them where X and Y begin, and the barriers of both turns.
 #if WY == 96
 #define ACCS(d) ACC16(d, 0), ACC16(d, 16), ACC16(d, 32)
-#define SHAPE_AND_REGS(type) "m64n96k16.f32." type "." type " {" REGS_48 "}, %48, %49, "
+#define SHAPE "m64n96k16"
+#define SUMS "{" REGS_48 "}"
+#define AT_X "%48"
+#define AT_Y "%49"
+#define OWN_TURN "%50"
+#define OTHER_TURN "%51"
 #elif WY == 128
 #define ACCS(d) ACC16(d, 0), ACC16(d, 16), ACC16(d, 32), ACC16(d, 48)
-#define SHAPE_AND_REGS(type) "m64n128k16.f32." type "." type " {" REGS_64 "}, %64, %65, "
+#define SHAPE "m64n128k16"
+#define SUMS "{" REGS_64 "}"
+#define AT_X "%64"
+#define AT_Y "%65"
+#define OWN_TURN "%66"
+#define OTHER_TURN "%67"
 #else
 #define ACCS(d) ACC16(d, 0), ACC16(d, 16)
-#define SHAPE_AND_REGS(type) "m64n64k16.f32." type "." type " {" REGS_32 "}, %32, %33, "
+#define SHAPE "m64n64k16"
+#define SUMS "{" REGS_32 "}"
+#define AT_X "%32"
+#define AT_Y "%33"
+#define OWN_TURN "%34"
+#define OTHER_TURN "%35"
 #endif
-
-// d (+)= X * Y^T, both by descriptor; type "f16" or "bf16"; add "1", or "0" to start from zero.
-#define WGMMA(type, d, x, y, add)                                                              \
-    asm volatile(SM90A "wgmma.mma_async.sync.aligned." SHAPE_AND_REGS(type) add ", 1, 1, 0, 0;" \
-                 : ACCS(d)                                                                     \
-                 : "l"(x), "l"(y))
-
-// Before the first product after d was touched; then WGMMA ..., commit, wait.
-#define WGMMA_FENCE() asm volatile(SM90A "wgmma.fence.sync.aligned;" ::: "memory")
-#define WGMMA_COMMIT() asm volatile(SM90A "wgmma.commit_group.sync.aligned;" ::: "memory")
-#define WGMMA_WAIT(d)                                                                          \
-    asm volatile(SM90A "wgmma.wait_group.sync.aligned 0;" : ACCS(d)::"memory")
 
 // Registers of each work-item of the warpgroup from here on.
 #define REGISTERS_DOWN(n) asm volatile(SM90A "setmaxnreg.dec.sync.aligned.u32 " #n ";" ::: "memory")
 #define REGISTERS_UP(n) asm volatile(SM90A "setmaxnreg.inc.sync.aligned.u32 " #n ";" ::: "memory")
 
-// The low words of descriptors: where a matrix starts in local memory.  Adding 2 moves 16 elements
-// (32 bytes) along k, adding bytes / 16 moves by rows.  The high words say how rows of 64 or 32
-// elements are swizzled.  (64-bit sums cost the compiler twice the registers.)
+// Where a matrix starts in local memory, the low word of a descriptor.  Adding 2 moves 16 elements (32
+// bytes) along k, adding bytes / 16 moves by rows.  The high words say how rows of 64 or 32 elements are
+// swizzled.
 #define DESCRIPTOR(address) (((address) >> 4) & 0x3fff | 1 << 16)
-#define SWIZZLE_64 (64u | 1u << 30)
-#define SWIZZLE_32 (32u | 2u << 30)
-#define WITH_SWIZZLE(low, high) ((ulong)(high) << 32 | (low))
+#define HIGH_WORD_64 "(64 | 1 << 30) << 32"
+#define HIGH_WORD_32 "(32 | 2 << 30) << 32"
 
-// The products of parts px and py of one slice, DEPTH deep; FRESH: forget what tmp holds.  LAST of a batch:
-// the other one's turn begins before the last of them, so that the tensor cores never wait for it.
-#define MULTIPLY(type, DEPTH, px, py, FRESH, LAST)                                             \
-    UNROLL for (int d = 0; d < DEPTH / 16; d++)                                                \
-    {                                                                                          \
-        const ulong at_x =                                                                     \
-            WITH_SWIZZLE(x + (px) * (BX * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
-        const ulong at_y =                                                                     \
-            WITH_SWIZZLE(y + (py) * (BY * DEPTH / 8) + d * 2, SWIZZLE_##DEPTH);                \
-        if (IN_TURN && LAST && d == DEPTH / 16 - 1)                                            \
-            pass_turn(group);                                                                  \
-        if (FRESH && d == 0)                                                                   \
-            WGMMA(type, tmp, at_x, at_y, "0");                                                 \
-        else                                                                                   \
-            WGMMA(type, tmp, at_x, at_y, "1");                                                 \
-    }
+// A batch of products of one slice, into tmp: one statement, since each has all sums for operands, of which
+// the compiler keeps account.
+#define STRING_(text) #text
+#define STRING(text) STRING_(text)
+#if IN_TURN
+#define WAIT_TURN "bar.sync " OWN_TURN ", 256;\n"
+#define PASS_TURN "bar.arrive " OTHER_TURN ", 256;\n"
+#else
+#define WAIT_TURN ""
+#define PASS_TURN ""
+#endif
+#define BATCH(products)                                                                        \
+    asm volatile(SM90A "{\n" SM90A ".reg .b32 low; .reg .b64 of_x, of_y;\n" WAIT_TURN SM90A      \
+                       "wgmma.fence.sync.aligned;\n" products SM90A                            \
+                       "wgmma.commit_group.sync.aligned;\n" SM90A                              \
+                       "wgmma.wait_group.sync.aligned 0;\n" SM90A "}"                          \
+                 : ACCS(tmp)                                                                   \
+                 : "r"(x), "r"(y), "r"(3 + group), "r"(4 - group)                              \
+                 : "memory");
+#define OF(operand, start, DEPTH, further)                                                     \
+    SM90A "add.u32 low, " start ", " STRING(further) ";\n" SM90A                               \
+          "cvt.u64.u32 " operand ", low;\n" SM90A                                              \
+          "or.b64 " operand ", " operand ", " HIGH_WORD_##DEPTH ";\n"
+// Number d of the products of parts px and py, DEPTH deep; add "1", or "0" to start from zero.
+#define PRODUCT(type, DEPTH, px, py, d, add)                                                   \
+    OF("of_x", AT_X, DEPTH, (px) * (BX * DEPTH / 8) + (d) * 2)                                 \
+    OF("of_y", AT_Y, DEPTH, (py) * (BY * DEPTH / 8) + (d) * 2)                                 \
+    SM90A "wgmma.mma_async.sync.aligned." SHAPE ".f32." type "." type " " SUMS                \
+          ", of_x, of_y, " add ", 1, 1, 0, 0;\n"
+// All of them; `turn` stands before the last one of a batch, so that the other warpgroup's first product
+// is under way when that has ended.
+#define PRODUCTS_64(type, px, py, add, turn)                                                   \
+    PRODUCT(type, 64, px, py, 0, add)                                                          \
+    PRODUCT(type, 64, px, py, 1, "1")                                                          \
+    PRODUCT(type, 64, px, py, 2, "1")                                                          \
+    turn PRODUCT(type, 64, px, py, 3, "1")
+#define PRODUCTS_32(type, px, py, add, turn)                                                   \
+    PRODUCT(type, 32, px, py, 0, add)                                                          \
+    turn PRODUCT(type, 32, px, py, 1, "1")
 #define CLEAR(array)                                                                           \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) array[q] = 0;
-#define BEGIN_PRODUCTS()                                                                       \
-    if (IN_TURN)                                                                               \
-        wait_turn(group);                                                                      \
-    WGMMA_FENCE()
-#define FINISH_PRODUCTS()                                                                      \
-    WGMMA_COMMIT();                                                                            \
-    WGMMA_WAIT(tmp)
 #define ADD_UP(i, factor)                                                                      \
     UNROLL for (int q = 0; q < ACCUMULATORS; q++) acc[i][q] = fma(tmp[q], factor, acc[i][q]);
 
-// The products of fp16 parts, into tmp: those with a second part, which count 2^-11 times, then the others.
+// The products of fp16 parts: those with a second part, which count 2^-11 times, then the others.
 #define MULTIPLY_FP16_SMALL(DEPTH)                                                             \
-    BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("f16", DEPTH, 1, 0, 1, 0)                                                         \
-    MULTIPLY("f16", DEPTH, 0, 1, 0, 1)                                                         \
-    FINISH_PRODUCTS();
-#define MULTIPLY_FP16_LARGE(DEPTH)                                                             \
-    BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("f16", DEPTH, 0, 0, 1, 1)                                                         \
-    FINISH_PRODUCTS();
+    BATCH(PRODUCTS_##DEPTH("f16", 1, 0, "0", "") PRODUCTS_##DEPTH("f16", 0, 1, "1", PASS_TURN))
+#define MULTIPLY_FP16_LARGE(DEPTH) BATCH(PRODUCTS_##DEPTH("f16", 0, 0, "0", PASS_TURN))
 
-// The six products of bf16 parts, small ones first, into tmp.
+// The six products of bf16 parts, small ones first.
 #define MULTIPLY_BF16()                                                                        \
-    BEGIN_PRODUCTS();                                                                          \
-    MULTIPLY("bf16", 32, 2, 0, 1, 0)                                                           \
-    MULTIPLY("bf16", 32, 0, 2, 0, 0)                                                           \
-    MULTIPLY("bf16", 32, 1, 1, 0, 0)                                                           \
-    MULTIPLY("bf16", 32, 1, 0, 0, 0)                                                           \
-    MULTIPLY("bf16", 32, 0, 1, 0, 0)                                                           \
-    MULTIPLY("bf16", 32, 0, 0, 0, 1)                                                           \
-    FINISH_PRODUCTS();
+    BATCH(PRODUCTS_32("bf16", 2, 0, "0", "") PRODUCTS_32("bf16", 0, 2, "1", "")                \
+          PRODUCTS_32("bf16", 1, 1, "1", "") PRODUCTS_32("bf16", 1, 0, "1", "")                \
+          PRODUCTS_32("bf16", 0, 1, "1", "") PRODUCTS_32("bf16", 0, 0, "1", PASS_TURN))
