@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import replace
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import pyopencl as cl
@@ -264,8 +265,8 @@ def choice(slots):
 class Slots:
     """Model of what a work-group fills."""
 
-    def __init__(self, strips, depth, *, in_fp16):
-        self.strips, self.depth = strips, depth
+    def __init__(self, strips, depth, *, in_fp16, has_vectors):
+        self.strips, self.depth, self.has_vectors = strips, depth, has_vectors
         self.is_known, self.in_fp16, self.powers = not in_fp16, False, None
         self.seen = []  # slots that chose
         self.count = self.left_out = 0
@@ -273,31 +274,43 @@ class Slots:
     def fill(self, tasks):
         """Yield slots.
 
-        Of each: its task's number and tile, where in k it begins, the powers that X and Y are
-        multiplied by, none for bf16, and whether it is left out.
+        Of each: its task's number and tile, its rows of X and Y, the powers they are multiplied
+        by, none for bf16, and whether it is left out.
         """
         for number, (tile, first, last) in enumerate(tasks):
             left = list(range(first * SLICE, min(last * SLICE, self.depth), 32))
             while left:
-                if not self.is_known and left[0] + 32 <= self.depth:
+                if not self.is_known and (self.has_vectors or left[0] + 32 <= self.depth):
                     self.choose(tile, left[0])
-                slots = self.fp16(tile, left) if self.in_fp16 else self.bf16(left)
-                for at, powers, is_left_out in slots:
+                slots = self.fp16(tile, left) if self.in_fp16 else self.bf16(tile, left)
+                for rows, powers, is_left_out in slots:
                     self.count += 1
-                    yield number, tile, at, powers, is_left_out
+                    yield number, tile, rows, powers, is_left_out
 
-    def slot(self, tile, at):
+    def anew(self, tile, at):
+        """Return rows of a slot that is read element by element, with zeros behind k."""
         return [x[:, at : at + 32] for x in self.strips.rows(tile)]
 
+    def begin(self, at):
+        """Return where a slot that is read in vectors begins: all of it lies inside."""
+        return min(at, self.depth - 32) if self.has_vectors else at
+
+    def slot(self, tile, at):
+        """Return its rows: X has zeros for what the slot before has."""
+        x, y = self.anew(tile, self.begin(at))
+        x = x.copy()
+        x[:, : at - self.begin(at)] = 0
+        return [x, y]
+
     def choose(self, tile, at):
-        self.seen.append(self.slot(tile, at))
+        self.seen.append(self.anew(tile, self.begin(at)))
         self.powers, self.in_fp16 = choice(list(zip(*self.seen, strict=True)))
         self.is_known = self.powers is not None
 
-    def bf16(self, left):
+    def bf16(self, tile, left):
         now = left[:] if self.is_known else left[:1]
         del left[: len(now)]
-        yield from ((at, None, False) for at in now)
+        yield from ((self.slot(tile, at), None, False) for at in now)
 
     def fp16(self, tile, left):
         now, misfits = left[: min(max(self.count, 8), 32)], []
@@ -305,10 +318,13 @@ class Slots:
         for at in now:
             fits = all(map(fits_fp16, self.slot(tile, at), self.powers))
             misfits += [] if fits else [at]
-            yield at, self.powers, not fits
+            yield self.slot(tile, at), self.powers, not fits
         self.left_out += len(misfits)
         self.in_fp16 = self.left_out <= 1 + self.count // 16
-        yield from ((at, None, False) for at in misfits)
+        # What is left of the batch may be filled as if it had not been yet.
+        is_rest = not self.in_fp16 and misfits == now[len(now) - len(misfits) :]
+        again = self.slot if is_rest else self.anew
+        yield from ((again(tile, at), None, False) for at in misfits)
 
 
 def check_parts(panel, rows, inside, power):
@@ -363,14 +379,21 @@ class Strips:
         ]
 
 
-def check_slots(strips, tasks, slots, least, marks):
+def may_read_vectors(problem):
+    """Tell whether a last slot of which all lies inside k is read in vectors."""
+    precision = PRECISIONS[problem.precision]
+    deepest = -1 if estimate.takes_fp16(problem) else problem.k - 32 // precision.parts
+    lie = [estimate.how_rows_lie(problem, is_y=is_y) for is_y in (False, True)]
+    return deepest >= 0 and (estimate.ALIGNED not in lie or deepest * precision.itemsize % 16 == 0)
+
+
+def check_slots(strips, tasks, slots, least, marks, *, has_vectors):
     """Compare what a work-group filled with the model."""
     depth, height_y = strips.reals[0].shape[1], strips.heights[1]
     in_fp16, order = depth > 160, np.array(stored_order(height_y))
     lowest, count = np.full_like(least, 0xFFFFFFFF), 0
-    model = Slots(strips, depth, in_fp16=in_fp16)
-    for number, tile, at, powers, is_left_out in model.fill(tasks):
-        x, y = (rows[:, at : at + 32] for rows in strips.rows(tile))
+    model = Slots(strips, depth, in_fp16=in_fp16, has_vectors=has_vectors)
+    for number, tile, (x, y), powers, is_left_out in model.fill(tasks):
         if not is_left_out:
             inside = strips.places(tile)[1] * height_y + order < len(strips.reals[1])
             panel_x, panel_y = np.split(slots[count], [strips.heights[0] * 192])
@@ -427,6 +450,42 @@ def with_contents(a, b, contents):
         b *= np.float32(2.0**-100)
 
 
+class Filling(NamedTuple):
+    """Operands of which producers fill slots, and how tiles are dealt out."""
+
+    code: str
+    ops: str
+    tile: Tile
+    schedule: tuple[Fraction, int, bool]
+    gap: int
+    contents: str = ""
+
+
+def check_producers(device, filling, shape, rng, monkeypatch):
+    precision, (m, n, k) = PRECISIONS[filling.code], shape
+    (memory_a, a), (memory_b, b) = (
+        with_memory(rng, precision, m, k, filling.ops[0], filling.gap),
+        with_memory(rng, precision, k, n, filling.ops[1], filling.gap),
+    )
+    if filling.contents:
+        with_contents(a.data, b.data, filling.contents)
+    problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
+    problem = problem._replace(aligned=True)
+    way = scheduled(problem, filling.tile, filling.schedule)
+    monkeypatch.setattr(estimate, "best_way", lambda *_: way)
+    found = filled(device, problem, memory_a, memory_b, filling.tile)
+    strips, has_vectors = Strips(value(a), value(b), filling.tile), may_read_vectors(problem)
+    met = np.zeros(
+        (estimate.count_tiles(problem, filling.tile), -(-k * precision.parts // SLICE)), int
+    )
+    for group in range(way.groups):
+        tasks = list(tasks_of(way, *met.shape, group))
+        check_slots(strips, tasks, *(x[group] for x in found), has_vectors=has_vectors)
+        for at_tile, first, last in tasks:
+            met[at_tile, first:last] += 1
+    assert np.all(met == 1), "the model deals out each slice once"
+
+
 @pytest.mark.parametrize(
     ("code", "ops", "tile", "schedule", "gap", "contents"),
     pairwise("sc", LAYOUTS, TILES, SCHEDULES[1:], [0, 1, 3], CONTENTS),
@@ -436,30 +495,32 @@ def test_producers_write_what_the_tensor_cores_read(
 ):
     if device.traits.max_work_group_size < 256:
         pytest.skip(f"{device} cannot run work-groups of 256")
-    precision, ce = PRECISIONS[code], PRECISIONS[code].parts
-    for m, n, k in (
+    ce = PRECISIONS[code].parts
+    filling = Filling(code, ops, tile, schedule, gap, contents)
+    for shape in (
         ((tile.by + 6) // ce, tile.bx + 1, 350),
         (50 // ce, tile.bx - 28, 192),
         (9, tile.bx + 3, 167),
         (20, 20, 65 // ce),
     )[: 4 if contents == "tiny" else 3]:
-        (memory_a, a), (memory_b, b) = (
-            with_memory(rng, precision, m, k, ops[0], gap),
-            with_memory(rng, precision, k, n, ops[1], gap),
-        )
-        with_contents(a.data, b.data, contents)
-        problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
-        problem = problem._replace(aligned=True)
-        way = scheduled(problem, tile, schedule)
-        monkeypatch.setattr(estimate, "best_way", lambda *_, way=way: way)
-        found = filled(device, problem, memory_a, memory_b, tile)
-        met = np.zeros((estimate.count_tiles(problem, tile), -(-k * ce // SLICE)), int)
-        for group in range(way.groups):
-            tasks = list(tasks_of(way, *met.shape, group))
-            check_slots(Strips(value(a), value(b), tile), tasks, *(x[group] for x in found))
-            for at_tile, first, last in tasks:
-                met[at_tile, first:last] += 1
-        assert np.all(met == 1), "the model deals out each slice once"
+        check_producers(device, filling, shape, rng, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("code", "ops", "tile", "schedule", "gap", "k"),
+    pairwise(
+        "sc", LAYOUTS, [Tile(1, 64), Tile(1, 96)], SCHEDULES[1::3], [0, 3], [32, 47, 48, 64, 176]
+    ),
+)
+def test_producers_go_on_to_the_next_task(
+    device, code, ops, tile, schedule, gap, k, rng, monkeypatch
+):
+    """Of which it has several, of whole strips and others, with a rest of k and without."""
+    if device.traits.max_work_group_size < 256:
+        pytest.skip(f"{device} cannot run work-groups of 256")
+    filling = Filling(code, ops, tile, schedule, gap)
+    shape = (2 * tile.by + 10) // PRECISIONS[code].parts, 3 * tile.bx - 30, k
+    check_producers(device, filling, shape, rng, monkeypatch)
 
 
 @ways("code ops contents", "sc", ["NN", "TT", "CN", "NR"], [*CONTENTS, "wide"])

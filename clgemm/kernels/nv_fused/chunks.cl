@@ -133,6 +133,17 @@ INLINE void reals_of(float x[8], Raw r, int late)
     x[7] = one ? last : b.w;
 }
 
+// Have zeros for so many reals that were read first.
+INLINE void leave_out(Raw *r, int count)
+{
+    r->a = count >= 4 ? (float4)(0) : (float4)(count > 0 ? 0 : r->a.x, count > 1 ? 0 : r->a.y,
+                                               count > 2 ? 0 : r->a.z, r->a.w);
+    r->b = count >= 8 ? (float4)(0) : (float4)(count > 4 ? 0 : r->b.x, count > 5 ? 0 : r->b.y,
+                                               count > 6 ? 0 : r->b.z, r->b.w);
+    r->c = count >= 12 ? (float4)(0) : (float4)(count > 8 ? 0 : r->c.x, count > 9 ? 0 : r->c.y,
+                                                count > 10 ? 0 : r->c.z, r->c.w);
+}
+
 // The least of what is not zero, as bits less 1.
 INLINE uint least_of(const float x[8], uint least)
 {

@@ -5,15 +5,21 @@
 // While it splits one, others are on their way to its registers.  Rows beyond the matrix repeat the last
 // one: of what comes of them nothing is stored.
 //
+// With a short k, of bf16 alone, all would wait for memory once a task.  So the first slot of the next task
+// is read behind the last one of this task; and that, if less of k is left, begins earlier, with zeros for
+// what X has in the slot before.  Where fp16 is tried registers do not suffice for it.
+//
 // Floats that are split into bf16 are not scaled, so the least one that is not 0 is kept, for who
 // multiplies to look at.
 //
 // Registers are few, and so are the warps that hide each other's waits.  So chunks are variables of their
 // own, and a slot is one sequence of instructions without branches: how rows lie is known to the compiler,
-// and slots of less depth, or once more, are filled in another way.
+// and slots that begin where vectors cannot be read, or once more, are filled in another way.
 
 #define SLOT ((BX + BY) * 192)
 #define SOME_SMALL 0x1p-20f  // a float of which two are not too small for each other
+#define SLOT_ELEMENTS (DEPTH / CE)
+#define SLICE_ELEMENTS (2 * DEPTH / CE)
 #define CHUNKS_X (ROWS_X * 4 / PRODUCERS)
 #define CHUNKS_Y ((ROWS_Y * 4 + PRODUCERS - 1) / PRODUCERS)
 
@@ -59,8 +65,14 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
 #define pitch_y ((uint)(g->lda * sizeof(ELEM)))
 #define hop_x (how_x == ACROSS ? pitch_x : (uint)sizeof(ELEM))  // from element to element of a row
 #define hop_y (how_y == ACROSS ? pitch_y : (uint)sizeof(ELEM))
+#define row_hop_x (how_x == ACROSS ? (uint)sizeof(ELEM) : pitch_x)  // from row to row
+#define row_hop_y (how_y == ACROSS ? (uint)sizeof(ELEM) : pitch_y)
+#define copy_hop_x (g->stride_b * (long)sizeof(ELEM))  // from matrix to matrix
+#define copy_hop_y (g->stride_a * (long)sizeof(ELEM))
+#define end_x (g->n)
+#define end_y (g->m)
 
-// Where it is read from next: nowhere yet, or in the slot from element p of k on.
+// Where it is read: nowhere yet, or in the slot from element p of k on.
 #define NOWHERE(s, u) Bytes at_##s##u = 0;
 #define START(s, u) at_##s##u = start_of_##s(u, p);
 #define start_of_x(u, p) start_of(&ox, (long)t.x * BX + row_x##u, c_x##u, p)
@@ -68,10 +80,10 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
 // What was read of it: nothing yet, nothing any more (it would take registers where slots are filled anew).
 #define UNREAD(s, u) Raw raw_##s##u = nothing;
 #define FORGET(s, u) raw_##s##u = nothing, at_##s##u = 0;
-// Read it, if there is more, and go on by step_s.
+// Go on by step_s, and read it, if there is more.
 #define FETCH(s, u)                                                                            \
-    fetch(HAS(s, u) && (!IS_COMPLEX || more), &raw_##s##u, at_##s##u, pitch_##s, how_##s);     \
-    at_##s##u += step_##s;
+    at_##s##u += step_##s;                                                                     \
+    fetch(HAS(s, u) && (!IS_COMPLEX || more), &raw_##s##u, at_##s##u, pitch_##s, how_##s);
 #define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
 // Take a chunk from where it was read to, split it, start to read the next one to there, and keep parts.
 #define TAKE(s, u, raw, late, SPLIT, next, count)                                              \
@@ -101,6 +113,8 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
     const Raw rest_##s##u = fetch_rest(start_of_##s(u, p), hop_##s, c_##s##u, inside);
 #define TAKE_REST_BF16(s, u) TAKE(s, u, rest_##s##u, 0, INTO_BF16, , 3)
 #define TAKE_REST_FP16(s, u) TAKE(s, u, rest_##s##u, 0, INTO_FP16, , 2)
+// Have zeros for the first elements of the slot.
+#define LEAVE_OUT(s, u) leave_out(&raw_##s##u, repeated * CE - c_##s##u * 8 + LATE(s, u));
 // See one that stays fetched.
 #define SEE(s, u)                                                                              \
     {                                                                                          \
@@ -152,11 +166,36 @@ INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global c
     return found;
 }
 
-// Whether there are so many slices.  The last one is read once more instead of one beyond.
-#define MORE(slices)                                                                           \
-    const int more = wholes >= (slices);                                                       \
-    const ulong step_x = wholes > (slices) ? whole_x : 0;                                      \
-    const ulong step_y = wholes > (slices) ? whole_y : 0;
+// How the next task's first slot lies to element p of this one, and whether all rows do.
+#define JUMP(s)                                                                                \
+    step_##s = (ulong)((next.s - t.s) * (long)(rows_##s * (ulong)row_hop_##s) +                \
+                       (min(next.first * SLICE_ELEMENTS, deepest) - p) * (long)hop_##s +       \
+                       (next.entry - t.entry) * copy_hop_##s);
+#define ALL_ROWS_DO(s)                                                                         \
+    (next.s == t.s || max(next.s, t.s) * (long)rows_##s + rows_##s <= end_##s)
+// What is read next: the slot that follows, or the next task's first one.  If there is none, or it is not
+// known how it lies, the last one is read once more instead.
+#define FIND_NEXT()                                                                            \
+    int more = 1;                                                                              \
+    ulong step_x = whole_x, step_y = whole_y;                                                  \
+    if (fetchable - done == 2) {                                                               \
+        step_x -= repeated * (ulong)hop_x;                                                     \
+        step_y -= repeated * (ulong)hop_y;                                                     \
+    } else if (fetchable - done == 1) {                                                        \
+        if (repeated) {                                                                        \
+            EACH_X(LEAVE_OUT)                                                                  \
+        }                                                                                      \
+        const Task next = task_of(g, all, number + 1);                                         \
+        is_fetched = more = has_vectors && next.turns && ALL_ROWS_DO(x) && ALL_ROWS_DO(y);     \
+        step_x = step_y = 0;                                                                   \
+        if (more) {                                                                            \
+            const int p = min(before + done * SLOT_ELEMENTS, deepest);                         \
+            JUMP(x)                                                                            \
+            JUMP(y)                                                                            \
+            t = next;                                                                          \
+            is_next = 1;                                                                       \
+        }                                                                                      \
+    }
 #define NEXT_SLOT()                                                                            \
     mbarrier_wait(empty + turn.stage * 8, turn.parity);                                        \
     __local uchar *slot = slots + turn.stage * SLOT;
@@ -190,37 +229,43 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     __local uint *leasts, volatile __local Marks *marks)
 {
     const int item = work_item() - 256, has_last = has_last_chunk(item);
-    const ulong whole_x = (ulong)hop_x * (DEPTH / CE), whole_y = (ulong)hop_y * (DEPTH / CE);
+    const ulong whole_x = (ulong)hop_x * SLOT_ELEMENTS, whole_y = (ulong)hop_y * SLOT_ELEMENTS;
     const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
+    // Where a last slot begins of which all is inside; may vectors be read from there on?
+    const int deepest = (int)g->k - SLOT_ELEMENTS;
+    const int has_vectors =
+        !TAKES_FP16 && deepest >= 0 &&
+        (deepest * (int)sizeof(ELEM) % 16 == 0 || (how_x != ALIGNED && how_y != ALIGNED));
     EACH(PLACE)
+    EACH(UNREAD)
+    EACH(NOWHERE)
     Scales scales = {1, 1};
     int filled = 0, batches = 0, left_out = 0;
     int is_known = !TAKES_FP16, fits = 0;  // whether fp16 holds the floats
+    int is_fetched = 0;                    // the slot that is filled next
     Turn turn = {0, 1};  // the first wait on a fresh barrier returns at once
+    Task t = task_of(g, all, 0);
 #pragma unroll 1
-    for (int number = 0;; number++) {
-        const Task t = task_of(g, all, number);
-        if (t.turns == 0)
-            return;
-        const int before = t.first * (2 * DEPTH / CE);
+    for (int number = 0; t.turns; number++) {
+        const int turns = t.turns, before = t.first * SLICE_ELEMENTS;
         // Of the last turn there may be less than a slot of k.
-        const int within = min((int)g->k - before, t.turns * (DEPTH / CE));
-        int wholes = within / (DEPTH / CE), is_fetched = 0;
+        const int within = min((int)g->k - before, turns * SLOT_ELEMENTS);
+        const int repeated = has_vectors ? turns * SLOT_ELEMENTS - within : 0;
+        const int fetchable = has_vectors ? turns : within / SLOT_ELEMENTS;
+        int is_next = 0;  // whether t is the next task
         uint2 least = (uint2)(0xffffffffu);
-        EACH(UNREAD)
-        EACH(NOWHERE)
 #pragma unroll 1
-        for (int done = 0; done < t.turns;) {
-            if (!is_fetched && wholes > 0) {
+        for (int done = 0; done < turns;) {
+            if (!is_fetched && done < fetchable) {
                 const Operand ox = operand_of(g, a, b, 0, t.entry);
                 const Operand oy = operand_of(g, a, b, 1, t.entry);
-                const int p = before + done * (DEPTH / CE);
+                const int p = min(before + done * SLOT_ELEMENTS, deepest), more = 1;
+                const ulong step_x = 0, step_y = 0;
                 EACH(START)
-                MORE(1)
                 EACH(FETCH)
                 is_fetched = 1;
             }
-            if (!is_known && wholes > 0) {
+            if (!is_known && done < fetchable) {
                 Seen seen = {0, (uint2)(0xffffffffu)};
                 uint2 largest = (uint2)(0);
                 EACH(SEE)
@@ -228,24 +273,24 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
             }
             const int is_fp16 = TAKES_FP16 && fits, begin = done;
             const int batch = min(max(filled, LEAST_BATCH), MOST_BATCH);
-            const int end = min(done + (is_fp16 ? batch : is_known ? t.turns : 1), t.turns);
+            const int end = min(done + (is_fp16 ? batch : is_known ? turns : 1), turns);
             if (is_fp16) {
 #pragma unroll 1
-                for (; done < end && wholes > 0; done++, wholes--) {
+                for (; done < min(end, fetchable); done++) {
                     Seen seen = {0, (uint2)(0xffffffffu)};
                     NEXT_SLOT()
-                    MORE(2)
+                    FIND_NEXT()
                     EACH(TAKE_FP16)
                     LEAVE_OUT_MISFITS(seen, done - begin)
-                    FILLED(factor_of(scales), done + 1 == t.turns)
+                    FILLED(factor_of(scales), done + 1 == turns)
                 }
             } else {
 #pragma unroll 1
-                for (; done < end && wholes > 0; done++, wholes--) {
+                for (; done < min(end, fetchable); done++) {
                     NEXT_SLOT()
-                    MORE(2)
+                    FIND_NEXT()
                     EACH(TAKE_BF16)
-                    FILLED(0, done + 1 == t.turns)
+                    FILLED(0, done + 1 == turns)
                 }
             }
             // Less than a slot of k may be left; then what did not fit is filled anew, in bf16.
@@ -257,14 +302,14 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
 #pragma unroll 1
                 for (; left; left &= left - 1) {
                     const int at = first + 31 - (int)clz(left & -left);
-                    const int p = before + at * (DEPTH / CE);
+                    const int p = before + at * SLOT_ELEMENTS;
                     NEXT_SLOT()
                     const Found found = fill_anew(g, t, a, b, slot, p,
-                                                  min(before + within - p, DEPTH / CE), in_fp16, scales);
+                                                  min(before + within - p, SLOT_ELEMENTS), in_fp16, scales);
                     least = min(least, found.least);
                     if (in_fp16)
                         LEAVE_OUT_MISFITS(found.seen, at - begin)
-                    FILLED(in_fp16 ? factor_of(scales) : 0, end == t.turns)
+                    FILLED(in_fp16 ? factor_of(scales) : 0, end == turns)
                     EACH(FORGET)
                     is_fetched = 0;
                 }
@@ -272,6 +317,10 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     break;
                 producers_sync();
                 left = marks->misfits[batches % 3];
+                if (left && is_next) {
+                    t = task_of(g, all, number);
+                    is_next = 0;
+                }
                 if (item == 0)
                     marks->misfits[(batches + 2) % 3] = 0;  // all have read those of the batch before
                 batches++;
@@ -280,10 +329,11 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 fits = !ARE_MANY(left_out, filled);
                 if (!fits && are_all_from_one_on(left, end - begin)) {
                     done = begin + 31 - (int)clz(left & -left);  // so the others are filled from there on
-                    wholes = within / (DEPTH / CE) - done;
                     left = is_fetched = 0;
                 }
             }
         }
+        if (!is_next)
+            t = task_of(g, all, number + 1);
     }
 }
