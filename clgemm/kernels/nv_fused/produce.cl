@@ -178,10 +178,10 @@ INLINE Found fill_anew(const Gemm *g, Task t, __global const ELEM *a, __global c
 #define FIND_NEXT()                                                                            \
     int more = 1;                                                                              \
     ulong step_x = whole_x, step_y = whole_y;                                                  \
-    if (fetchable - done == 2) {                                                               \
+    if (wholes == 2) {                                                                         \
         step_x -= repeated * (ulong)hop_x;                                                     \
         step_y -= repeated * (ulong)hop_y;                                                     \
-    } else if (fetchable - done == 1) {                                                        \
+    } else if (wholes == 1) {                                                                  \
         if (repeated) {                                                                        \
             EACH_X(LEAVE_OUT)                                                                  \
         }                                                                                      \
@@ -251,12 +251,12 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
         // Of the last turn there may be less than a slot of k.
         const int within = min((int)g->k - before, turns * SLOT_ELEMENTS);
         const int repeated = has_vectors ? turns * SLOT_ELEMENTS - within : 0;
-        const int fetchable = has_vectors ? turns : within / SLOT_ELEMENTS;
-        int is_next = 0;  // whether t is the next task
+        int wholes = has_vectors ? turns : within / SLOT_ELEMENTS;  // that are read in vectors
+        int is_next = 0;                                            // whether t is the next task
         uint2 least = (uint2)(0xffffffffu);
 #pragma unroll 1
         for (int done = 0; done < turns;) {
-            if (!is_fetched && done < fetchable) {
+            if (!is_fetched && wholes > 0) {
                 const Operand ox = operand_of(g, a, b, 0, t.entry);
                 const Operand oy = operand_of(g, a, b, 1, t.entry);
                 const int p = min(before + done * SLOT_ELEMENTS, deepest), more = 1;
@@ -265,7 +265,7 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 EACH(FETCH)
                 is_fetched = 1;
             }
-            if (!is_known && done < fetchable) {
+            if (!is_known && wholes > 0) {
                 Seen seen = {0, (uint2)(0xffffffffu)};
                 uint2 largest = (uint2)(0);
                 EACH(SEE)
@@ -276,7 +276,7 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
             const int end = min(done + (is_fp16 ? batch : is_known ? turns : 1), turns);
             if (is_fp16) {
 #pragma unroll 1
-                for (; done < min(end, fetchable); done++) {
+                for (; done < end && wholes > 0; done++, wholes--) {
                     Seen seen = {0, (uint2)(0xffffffffu)};
                     NEXT_SLOT()
                     FIND_NEXT()
@@ -286,7 +286,7 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 }
             } else {
 #pragma unroll 1
-                for (; done < min(end, fetchable); done++) {
+                for (; done < end && wholes > 0; done++, wholes--) {
                     NEXT_SLOT()
                     FIND_NEXT()
                     EACH(TAKE_BF16)
@@ -329,6 +329,7 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                 fits = !ARE_MANY(left_out, filled);
                 if (!fits && are_all_from_one_on(left, end - begin)) {
                     done = begin + 31 - (int)clz(left & -left);  // so the others are filled from there on
+                    wholes = within / SLOT_ELEMENTS - done;
                     left = is_fetched = 0;
                 }
             }
