@@ -233,9 +233,9 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
     const Raw nothing = {(float4)(0), (float4)(0), (float4)(0)};
     // Where a last slot begins of which all is inside; may vectors be read from there on?
     const int deepest = (int)g->k - SLOT_ELEMENTS;
-    const int has_vectors =
-        !TAKES_FP16 && deepest >= 0 &&
-        (deepest * (int)sizeof(ELEM) % 16 == 0 || (how_x != ALIGNED && how_y != ALIGNED));
+    const int is_aligned = (how_x == ALIGNED) | (how_y == ALIGNED);
+    const int bytes = is_aligned ? 16 : (int)sizeof(ELEM);  // at whose multiples vectors begin
+    const int has_vectors = !TAKES_FP16 && deepest >= 0 && deepest * (int)sizeof(ELEM) % bytes == 0;
     EACH(PLACE)
     EACH(UNREAD)
     EACH(NOWHERE)
@@ -317,10 +317,6 @@ INLINE void produce(const Gemm *g, const Tasks *all, __global const ELEM *a,
                     break;
                 producers_sync();
                 left = marks->misfits[batches % 3];
-                if (left && is_next) {
-                    t = task_of(g, all, number);
-                    is_next = 0;
-                }
                 if (item == 0)
                     marks->misfits[(batches + 2) % 3] = 0;  // all have read those of the batch before
                 batches++;
