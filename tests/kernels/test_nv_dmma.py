@@ -280,20 +280,15 @@ def test_fitted_tiles_can_run(code, traits):
         assert not list(FAMILY.broken_rules(traits, precision, fitted)), size
 
 
-@pytest.mark.parametrize(("code", "k", "stages"), [
-    ("d", 33, 3), ("d", 32, 2), ("d", 17, 2), ("d", 16, 3), ("z", 17, 3), ("z", 9, 2), ("z", 8, 3),
+@pytest.mark.parametrize(("code", "k", "is_short"), [
+    ("d", 33, False), ("d", 32, True), ("d", 9, True), ("z", 17, False), ("z", 16, True),
 ])  # fmt: skip
-def test_where_a_slice_has_all_of_the_depth_two_stages_do(code, k, stages):
-    """Of the deep slices alone: of shallow ones two were slower."""
-    default = FAMILY.default(H200, PRECISIONS[code])
-    ce = estimate.real_parts(gemm(code, 8, 8, 8))
-    g = gemm(code, 24, 90000, k)
-    for choice in partition._choices(default, ce, partition._is_single(g)):
-        assert choice.tile.stages == choice.config["STAGES"] == choice.shallow["STAGES"]
-        if choice.tile.kc == 32 and choice.tile.area < 64 * 64:
-            assert choice.tile.stages == stages
-        elif choice.tile.kc == 16:
-            assert choice.tile.stages == 4
+def test_no_slice_has_all_of_the_depth_and_as_many_zeros(code, k, is_short):
+    plain = replace_packs(FAMILY.default(H200, PRECISIONS[code]))
+    fitted = partition.fitted(H200, gemm(code, 24, 90000, k), plain)
+    assert not list(FAMILY.broken_rules(H200, PRECISIONS[code], fitted))
+    depth = fitted["KC"] * (2 if code == "z" else 1)
+    assert ((depth, fitted["STAGES"]) == partition.HALVES) == is_short
 
 
 def test_thin_edges_are_strips_of_the_same_launch():
@@ -1001,6 +996,31 @@ def test_every_tile_is_right(device, code, rng):
     for tile in sorted(tiles, key=str):
         got = next(on_device(device, gemm(code, m, n, k), tile, memory, 1.5, 1.0))
         reference.assert_within_bound(got.reshape(n, m).T, want, size, k, precision.eps)
+
+
+@on_nvidia
+@pytest.mark.parametrize(
+    ("code", "size", "k", "ops", "beta"),
+    pairwise(
+        "dz",
+        [(24, 9001), (9000, 17), (700, 650), (1030, 1026)],
+        [1, 8, 9, 16, 17, 31, 32],
+        ["NN", "TN", "NT", "TT"],
+        [0.0, 0.5],
+    ),
+    ids=str,
+)
+def test_products_of_little_depth_are_right(device, code, size, k, ops, beta, rng):
+    """By the tiles that they get; C is full of NaN where it is not to be read."""
+    default = FAMILY.default(device.traits, PRECISIONS[code])
+    (m, n), (trans_a, trans_b) = size, (x == "T" for x in ops)
+    conj = {"conj_a": trans_a, "conj_b": trans_b} if code == "z" else {}
+    g = gemm(code, m, n, k, 2, trans_a, trans_b, aligned=not (m | n | k) % 2, **conj)
+    memory = stacked(rng, g)
+    if not beta:
+        memory["c"][:] = np.nan
+    got = next(on_device(device, g, default, memory, 1.5, beta))
+    assert_stack_is_right(g, memory | {"c": got}, memory["c"], 1.5, beta)
 
 
 @on_nvidia

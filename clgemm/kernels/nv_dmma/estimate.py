@@ -41,9 +41,10 @@ take at most so many times as long as the store."""
 UNEVEN, UNEVEN_POWER = 0.88, 8
 """How likely a unit that is done first takes two of the last macro-tiles while others take none: by
 how many units have one anyway, to this power."""
+DEEP = 32  # real numbers along the depth of the deepest slices
 SMALL = {32 * 32: 1.13, 32 * 64: 1.1}
 """What the least macro-tiles take of the estimate, by their elements, where units have their fill
-of them: how many each gets of the last ones differs more.
+of them and slices are deep: how many each gets of the last ones differs more.
 
 By 2800 timings of 230 stacks and products of little depth on H100s, like `MOST_ITEMS`."""
 SEGMENTS = 5800  # for pieces that begin and end within macro-tiles, and ...
@@ -332,7 +333,7 @@ def _alone(
     if full and 0 < busiest < resident:
         likely = UNEVEN * (rest / units - busiest + 1) ** UNEVEN_POWER
         computed += likely * (computed_by(full * resident + busiest + 1) - computed)
-    if full:
+    if full and unit.tile.kc == DEEP:
         computed *= SMALL.get(unit.tile.area, 1.0)
     clocks = LAUNCH + _beside_memory(g, unit.tile, computed, most)
     if strips <= -tiles % most:  # they run beside the last macro-tiles
