@@ -22,7 +22,7 @@ import clgemm
 from clgemm import settings
 from clgemm.dispatch import engines
 from clgemm.kernels import BY_NAME, source
-from clgemm.kernels.cpu_packed.family import PLANNED
+from clgemm.kernels.cpu_packed.family import PLANNED, WIDE_BYTES
 from clgemm.kernels.family import GEMM_SIGNATURE, Config
 from clgemm.problem import PRECISIONS, Precision
 from clgemm.runtime import opencl
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from clgemm.runtime.device import Device
 
 PROBE = """
-#define CHAINS 24  // more than latency times throughput of any FMA unit, fewer than the registers
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void fma_probe(__global REAL *out, int repeats)
 {
@@ -67,6 +66,9 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
                          (ELEM)(ONE), 0, 0, (ELEM)(ONE), BETA_ONE);
 }
 """
+CHAINS = {True: 24, False: 12}
+"""Of FMAs by whether vectors are the widest: more than latency times throughput of the units, fewer
+than the registers, of which AVX2 has 16."""
 KP, PANELS = 384, 8
 SIDE, PRODUCTS, ROUNDS = 2048, 10, 5  # of products before the probe, which take long enough
 
@@ -87,7 +89,9 @@ def rates(device: Device, precision: Precision, config: Config) -> Rates:
     family, units = BY_NAME["cpu_packed"], device.traits.compute_units
     defines = {k: v for k, v in config.params if k not in PLANNED} | {"PACK_B": 1}
     spec = family.spec("", precision, Config.of(family.name, defines), GEMM_SIGNATURE)
-    program = opencl.build(device.context, source.text(spec) + PROBE)
+    chains = CHAINS[device.traits.simd_bytes >= WIDE_BYTES]
+    text = f"{source.text(spec)}\n#define CHAINS {chains}\n{PROBE}"
+    program = opencl.build(device.context, text)
     ce = 2 if precision.is_complex else 1
     mr, nr, vw = config["MR"], config["NR"], config["VW"]
     stride = ce * (nr * KP + PANELS * mr * KP + mr * nr) + 64
@@ -97,7 +101,6 @@ def rates(device: Device, precision: Precision, config: Config) -> Rates:
     cl.enqueue_fill_buffer(device.queue, memory, np.zeros(1, np.float32), 0, memory.size // 4 * 4)
     probe = opencl.make_kernel(program, "fma_probe")
     micro = opencl.make_kernel(program, "micro_only")
-    chains = 24
     probe_repeats = 2_000_000
     flops_probe = 2.0 * chains * vw * probe_repeats * units
     flops_micro = 2.0 * (4 if ce == 2 else 1) * mr * nr * KP * PANELS * units
