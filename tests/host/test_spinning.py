@@ -337,14 +337,21 @@ def test_where_none_can_be_parked_they_are_ended_and_the_host_s_next_product_sta
     run(
         """
 parking.why_not = lambda: "as on another processor"
-clgemm.matmul(a, a)  # ends them
+ended, end = [], getattr(library.library, spinning.END)
+setattr(library.library, spinning.END, lambda: (ended.append(None), end()))
+def are_ended():
+    # Not while the thread that waited for the product before is about to end.
+    before = len(ended)
+    assert (clgemm.matmul(a, a) == 600).all()
+    return len(ended) > before
+wait_until(are_ended)
 others = library.threads() - 1
 for _ in range(3):
     before = threads()
     assert (a @ a == 600).all()
     idle = threads() - before
     assert len(idle) >= others, (idle, others)
-    assert (clgemm.matmul(a, a) == 600).all()
+    wait_until(are_ended)
     wait_until(lambda: len(idle & threads()) <= len(idle) - others)
 assert "are ended" in spinning.state(library)
 """,
