@@ -66,9 +66,9 @@ void micro_only(__global REAL *scratch, long stride, int kp, int panels, int rep
                          (ELEM)(ONE), 0, 0, (ELEM)(ONE), BETA_ONE);
 }
 """
-CHAINS = {True: 24, False: 12}
-"""Of FMAs by whether vectors are the widest: more than latency times throughput of the units, fewer
-than the registers, of which AVX2 has 16."""
+CHAINS, WIDE_CHAINS = 12, 24
+"""Of FMAs, more than latency times throughput of the units, fewer than the registers: AVX2 has 16,
+AVX-512 32."""
 KP, PANELS = 384, 8
 SIDE, PRODUCTS, ROUNDS = 2048, 10, 5  # of products before the probe, which take long enough
 
@@ -89,7 +89,7 @@ def rates(device: Device, precision: Precision, config: Config) -> Rates:
     family, units = BY_NAME["cpu_packed"], device.traits.compute_units
     defines = {k: v for k, v in config.params if k not in PLANNED} | {"PACK_B": 1}
     spec = family.spec("", precision, Config.of(family.name, defines), GEMM_SIGNATURE)
-    chains = CHAINS[device.traits.simd_bytes >= WIDE_BYTES]
+    chains = WIDE_CHAINS if device.traits.simd_bytes >= WIDE_BYTES else CHAINS
     text = f"{source.text(spec)}\n#define CHAINS {chains}\n{PROBE}"
     program = opencl.build(device.context, text)
     ce = 2 if precision.is_complex else 1

@@ -283,12 +283,19 @@ def test_fitted_tiles_can_run(code, traits):
 @pytest.mark.parametrize(("code", "k", "is_short"), [
     ("d", 33, False), ("d", 32, True), ("d", 9, True), ("z", 17, False), ("z", 16, True),
 ])  # fmt: skip
-def test_no_slice_has_all_of_the_depth_and_as_many_zeros(code, k, is_short):
+def test_slices_are_shallow_where_a_deep_one_would_hold_all_of_the_depth(code, k, is_short):
     plain = replace_packs(FAMILY.default(H200, PRECISIONS[code]))
     fitted = partition.fitted(H200, gemm(code, 24, 90000, k), plain)
     assert not list(FAMILY.broken_rules(H200, PRECISIONS[code], fitted))
     depth = fitted["KC"] * (2 if code == "z" else 1)
-    assert ((depth, fitted["STAGES"]) == partition.HALVES) == is_short
+    assert ((depth, fitted["STAGES"]) == (16, 3)) == is_short
+
+
+@pytest.mark.parametrize(("k", "columns"), [(24, 64), (32, 64), (33, 128)])
+def test_small_tiles_are_trusted_where_slices_are_shallow(k, columns):
+    plain = replace_packs(FAMILY.default(H200, PRECISIONS["d"]))
+    fitted = partition.fitted(H200, gemm("d", 24, 192336, k, trans_a=True), plain)
+    assert (fitted["MC"], fitted["NC"]) == (32, columns)
 
 
 def test_thin_edges_are_strips_of_the_same_launch():

@@ -58,7 +58,7 @@ takes 245 us for complex128 67 x 3972 x 3405 by 32 columns, and 168 by 80."""
 THIN = 8  # an edge of at most one THIN-th of a macro-tile is cut off ...
 MANY = 8  # ... if it is the edge of at least this many macro-tiles ...
 WORTH_STRIPS = 0.95  # ... and the rest takes less than this of the time without that
-HALVES = 16, 3  # depth and stages where one of the deepest slices would be all of the depth
+HALF_SLICES = 16, 3  # depth and stages where one of the deepest slices would be all of the depth
 EDGE_THICK = 8  # real numbers that a strip has across the edge, at most
 LEAST_AREA = 128 * 64  # of a macro-tile: panels of smaller ones would be read too often
 LEAST_PACKED = 1024  # rows and columns of a problem whose packing is worth a launch
@@ -152,14 +152,14 @@ def _fitted(units: int, g: Gemm, config: Config, beside: Strips) -> tuple[Config
     """Give that configuration, and the clocks that it takes with the strips that are beside."""
     if not config["FIT"]:
         return config, 0.0
-    choices, shares = _choices(config, real_parts(g), _has_halves(g)), bool(config["SHARE"])
+    choices, shares = _choices(config, real_parts(g), _fits_a_slice(g)), bool(config["SHARE"])
     times = [best_way(units, g, x.tile, shares=shares, strips=beside).clocks for x in choices]
     best = times.index(min(times))
     shallow = g.k * real_parts(g) < SHALLOW
     return choices[best].shallow if shallow else choices[best].config, times[best]
 
 
-def _has_halves(g: Gemm) -> bool:
+def _fits_a_slice(g: Gemm) -> bool:
     """Tell whether one of the deepest slices holds all of a problem's depth."""
     return g.k * real_parts(g) <= DEEP
 
@@ -172,18 +172,18 @@ class _Choice(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _choices(config: Config, ce: int, has_halves: bool) -> tuple[_Choice, ...]:
+def _choices(config: Config, ce: int, fits_a_slice: bool) -> tuple[_Choice, ...]:
     """Give the tile of a configuration, then those of `TILES` that are no larger.
 
     Where one of the deepest slices holds all of the depth, products would wait for all of it, and
-    half of it would often be zeros.  Halves of it, in three stages, take 19.7 us on an H200 for
-    float64 24 x 121464 x 24, a deep slice in two 22.9; 24 x 144000 x 16 16.6 and 22.4;
-    4000 x 4000 x 24 48.3, and 51.4 in four.
+    with half of it or less half of the slice would be zeros.  Slices of half its depth, in three
+    stages, take 19.7 us on an H200 for float64 24 x 121464 x 24, a deep one in two 22.9;
+    24 x 144000 x 16 16.6 and 22.4; 4000 x 4000 x 24 48.3, and 51.4 in four.
     """
     own = tile(config, ce)
     found = []
     for usual in (own, *(t for t in TILES if t.area <= own.area)):
-        t = tile_of(*usual[:4], *(HALVES if has_halves else usual[4:6]), ce)
+        t = tile_of(*usual[:4], *(HALF_SLICES if fits_a_slice else usual[4:6]), ce)
         sizes = {"MC": t.mc // ce, "NC": t.nc, "WM": t.wm // ce, "WN": t.wn, "KC": t.kc // ce}
         params = dict(config.params) | sizes | {"STAGES": t.stages}
         deep = Config.of(config.family, params)
