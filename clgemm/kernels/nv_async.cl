@@ -113,16 +113,20 @@ INLINE void warp_sync(void)
 // the tensor cores idle while both add up, a fifth of the time.  Whether they did hung on how the compiler
 // happened to place a few instructions that are no part of the loop.
 //
-// Both call first_turn once, then wait_turn and pass_turn equally often.  Barriers 3 and 4 are theirs.
+// Both call first_turn once, then wait_turn and pass_turn equally often, or the same within a batch of
+// products (nv_split/wgmma.cl).
+
+#define OWN_BARRIER(group) (3 + (group))
+#define OTHER_BARRIER(group) (4 - (group))
 
 INLINE void wait_turn(int group)
 {
-    asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory");
+    asm volatile("bar.sync %0, 256;" ::"r"(OWN_BARRIER(group)) : "memory");
 }
 
 INLINE void pass_turn(int group)
 {
-    asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory");
+    asm volatile("bar.arrive %0, 256;" ::"r"(OTHER_BARRIER(group)) : "memory");
 }
 
 INLINE void first_turn(int group)

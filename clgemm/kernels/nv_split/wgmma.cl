@@ -98,7 +98,7 @@ INLINE int column_of(int item)
                        "wgmma.commit_group.sync.aligned;\n" SM90A                              \
                        "wgmma.wait_group.sync.aligned 0;\n" SM90A "}"                          \
                  : ACCS(tmp)                                                                   \
-                 : "r"(x), "r"(y), "r"(3 + group), "r"(4 - group)                              \
+                 : "r"(x), "r"(y), "r"(OWN_BARRIER(group)), "r"(OTHER_BARRIER(group))          \
                  : "memory");
 #define OF(operand, start, DEPTH, further)                                                     \
     SM90A "add.u32 low, " start ", " STRING(further) ";\n" SM90A                               \
