@@ -360,22 +360,25 @@ def least_bits(rows):
 
 
 class Strips:
-    """The operands of a product, as the rows of its tiles."""
+    """The operands of a stack of products, as the rows of its tiles."""
 
     def __init__(self, a, b, tile):
-        self.reals = parts_as_reals(b.T), expanded_rows(a)
+        self.reals = [(parts_as_reals(y.T), expanded_rows(x)) for x, y in zip(a, b, strict=True)]
         self.heights = tile.bx, tile.by
-        self.strips_x = -(-b.shape[1] // tile.bx)
+        (x, self.depth), (self.rows_y, _) = (z.shape for z in self.reals[0])
+        self.strips_x, self.strips_y = -(-x // tile.bx), -(-self.rows_y // tile.by)
 
     def places(self, tile):
-        return divmod(tile, self.strips_x)[::-1]
+        """Return the strips of X and Y that a tile has, within its entry of the stack."""
+        return divmod(tile % (self.strips_x * self.strips_y), self.strips_x)[::-1]
 
     def rows(self, tile):
         """Return the reals of X and Y, with zeros behind k."""
-        depth = -(-self.reals[0].shape[1] // SLICE) * SLICE
+        depth = -(-self.depth // SLICE) * SLICE
+        reals = self.reals[tile // (self.strips_x * self.strips_y)]
         return [
             rows_of_strip(x, strip, height, depth)
-            for x, strip, height in zip(self.reals, self.places(tile), self.heights, strict=True)
+            for x, strip, height in zip(reals, self.places(tile), self.heights, strict=True)
         ]
 
 
@@ -389,13 +392,13 @@ def may_read_vectors(problem):
 
 def check_slots(strips, tasks, slots, least, marks, *, has_vectors):
     """Compare what a work-group filled with the model."""
-    depth, height_y = strips.reals[0].shape[1], strips.heights[1]
+    depth, height_y = strips.depth, strips.heights[1]
     in_fp16, order = depth > 160, np.array(stored_order(height_y))
     lowest, count = np.full_like(least, 0xFFFFFFFF), 0
     model = Slots(strips, depth, in_fp16=in_fp16, has_vectors=has_vectors)
     for number, tile, (x, y), powers, is_left_out in model.fill(tasks):
         if not is_left_out:
-            inside = strips.places(tile)[1] * height_y + order < len(strips.reals[1])
+            inside = strips.places(tile)[1] * height_y + order < strips.rows_y
             panel_x, panel_y = np.split(slots[count], [strips.heights[0] * 192])
             check_parts(panel_x, x, slice(None), powers and powers[0])
             check_parts(panel_y, y[order], inside, powers and powers[1])
@@ -459,22 +462,29 @@ class Filling(NamedTuple):
     schedule: tuple[Fraction, int, bool]
     gap: int
     contents: str = ""
+    batch: int = 1
+    shares_b: bool = False
 
 
 def check_producers(device, filling, shape, rng, monkeypatch):
     precision, (m, n, k) = PRECISIONS[filling.code], shape
-    (memory_a, a), (memory_b, b) = (
-        with_memory(rng, precision, m, k, filling.ops[0], filling.gap),
-        with_memory(rng, precision, k, n, filling.ops[1], filling.gap),
+    batch, several_b = filling.batch, 1 if filling.shares_b else filling.batch
+    drawn = (
+        [with_memory(rng, precision, *size, op, filling.gap) for _ in range(count)]
+        for size, op, count in zip([(m, k), (k, n)], filling.ops, [batch, several_b], strict=True)
     )
+    (memory_a, a), (memory_b, b) = (zip(*entries, strict=True) for entries in drawn)
     if filling.contents:
-        with_contents(a.data, b.data, filling.contents)
-    problem = describe(a, b, np.zeros((n, m), precision.dtype).T, reads_c=False)
-    problem = problem._replace(aligned=True)
+        with_contents(a[0].data, b[0].data, filling.contents)
+    problem = describe(a[0], b[0], np.zeros((n, m), precision.dtype).T, reads_c=False)
+    stride_a, stride_b = (len(x[0]) * (len(x) > 1) for x in (memory_a, memory_b))
+    strides = {"stride_a": stride_a, "stride_b": stride_b, "stride_c": m * n * (batch > 1)}
+    problem = problem._replace(aligned=True, batch=batch, **strides)
     way = scheduled(problem, filling.tile, filling.schedule)
     monkeypatch.setattr(estimate, "best_way", lambda *_: way)
-    found = filled(device, problem, memory_a, memory_b, filling.tile)
-    strips, has_vectors = Strips(value(a), value(b), filling.tile), may_read_vectors(problem)
+    found = filled(device, problem, *map(np.concatenate, (memory_a, memory_b)), filling.tile)
+    left, right = ([value(x) for x in several] for several in (a, b * (batch // several_b)))
+    strips, has_vectors = Strips(left, right, filling.tile), may_read_vectors(problem)
     met = np.zeros(
         (estimate.count_tiles(problem, filling.tile), -(-k * precision.parts // SLICE)), int
     )
@@ -507,18 +517,19 @@ def test_producers_write_what_the_tensor_cores_read(
 
 
 @pytest.mark.parametrize(
-    ("code", "ops", "tile", "schedule", "gap", "k"),
+    ("code", "ops", "tile", "schedule", "gap", "k", "stack"),
     pairwise(
-        "sc", LAYOUTS, [Tile(1, 64), Tile(1, 96)], SCHEDULES[1::3], [0, 3], [32, 47, 48, 64, 176]
+        "sc", LAYOUTS, [Tile(1, 64), Tile(1, 96)], SCHEDULES[1::3], [0, 3], [32, 47, 48, 64, 176],
+        [(1, False), (3, False), (3, True)],
     ),
-)
+)  # fmt: skip
 def test_producers_go_on_to_the_next_task(
-    device, code, ops, tile, schedule, gap, k, rng, monkeypatch
+    device, code, ops, tile, schedule, gap, k, stack, rng, monkeypatch
 ):
-    """Of which it has several, of whole strips and others, with a rest of k and without."""
+    """Of which there are several, of whole strips and others, with a rest of k and without."""
     if device.traits.max_work_group_size < 256:
         pytest.skip(f"{device} cannot run work-groups of 256")
-    filling = Filling(code, ops, tile, schedule, gap)
+    filling = Filling(code, ops, tile, schedule, gap, "", *stack)
     shape = (2 * tile.by + 10) // PRECISIONS[code].parts, 3 * tile.bx - 30, k
     check_producers(device, filling, shape, rng, monkeypatch)
 
@@ -715,10 +726,11 @@ def test_two_thousand_runs_give_the_same_bits(device, config, code, case):
 
 @pytest.mark.families("nv_fused")
 @pytest.mark.device
+@pytest.mark.parametrize("size", [(5, 150, 70, 90), (700, 40, 33, 47)], ids=str)
 @pytest.mark.parametrize("code", "sc")
-def test_stacks(device, code, rng):
-    """Entries of a stack are tiles like others; an operand may be the same for all."""
-    precision, (batch, m, n, k) = PRECISIONS[code], (5, 150, 70, 90)
+def test_stacks(device, code, size, rng):
+    """Entries are tiles like others, of which a work-group may have several; one B may be all's."""
+    precision, (batch, m, n, k) = PRECISIONS[code], size
     x, y = (
         (rng.standard_normal((batch, *shape)) + 1j * rng.standard_normal((batch, *shape)))
         for shape in ((k, m), (n, k))
@@ -727,8 +739,8 @@ def test_stacks(device, code, rng):
     for right in (b, np.broadcast_to(b[:1], b.shape)):
         c = np.full((batch, n, m), np.nan, precision.dtype).swapaxes(1, 2)
         run_once(device, FAMILY.default(device.traits, precision), Operand(a), Operand(right), c)
-        exact, size = wide(a) @ wide(right), np.abs(wide(a)) @ np.abs(wide(right))
-        assert np.all(np.abs(c - exact) <= k * U * size)
+        exact, sizes = wide(a) @ wide(right), np.abs(wide(a)) @ np.abs(wide(right))
+        assert np.all(np.abs(c - exact) <= k * U * sizes)
 
 
 @pytest.mark.parametrize("code", "sc")
