@@ -136,7 +136,8 @@ def test_large_matrices_are_computed_in_tiles():
         (gemm(16, 16, 16), True), (gemm(48, 48, 64), True), (gemm(3, 3, 100), True),
         (gemm(64, 37, 8), True), (gemm(64, 38, 8), False), (gemm(52, 48, 48), False),
         (gemm(16, 16, 16, batch=2), False), (gemm(8, 8, 10**4), False),
-        (gemm(102, 16, 18), True), (gemm(72, 18, 49), False), (gemm(129, 8, 8), False),
+        (gemm(102, 16, 18), True), (gemm(72, 18, 49), True), (gemm(129, 8, 8), False),
+        (gemm(95, 90, 63), False), (gemm(102, 16, 65), False),
     ],
 )  # fmt: skip
 def test_claims_large_stacks_of_small_matrices_on_gpus(g, claimed):

@@ -828,7 +828,9 @@ def test_claims_what_it_computes_sooner_than_other_families():
         ("c", (128, 128, 128), 260, True),  # 59, gpu_tiled 106
         ("c", (236, 83, 109), 1089, True),  # 443, gpu_tiled 571
         ("s", (258, 250, 151), 106, True),  # 58, gpu_tiled 87
-        ("s", (64, 114, 51), 5443, True),  # 200, gpu_tiled 213, most of it for memory
+        ("s", (108, 108, 108), 460, True),  # an H200: 47, gpu_tiled 54
+        ("s", (96, 96, 96), 140, False),  # an H200: 20, gpu_tiled 14
+        ("c", (96, 96, 96), 71, False),  # an H200: 22, gpu_tiled 19
         ("c", (632, 311, 942), 24, True),  # 334, nv_split 498
         ("s", (60, 62, 70), 1599, False),  # 69, gpu_tiled 49
         ("c", (64, 48, 52), 437, False),  # 33, batched 24
@@ -850,13 +852,40 @@ def test_an_operand_that_all_share_is_packed_once_by_the_other_family():
     assert not FAMILY.claims(HOPPER, shared)
 
 
-def test_memory_bounds_what_a_stack_takes():
-    """Its operands are read once: an H100 takes 200 us for the first, by products alone 150."""
+def test_memory_bounds_what_a_product_takes():
+    """Its operands are read once, one that a stack shares too."""
     stack = stack_of(5443, 64, 114, 51)
-    computed = estimate.best_way(stack, 256, 132).seconds
-    assert 1.2 * computed < estimate.seconds(stack, 256, 132) < 1.5 * computed
-    alone = of_size(6400, 11400, 51)
-    assert estimate.seconds(alone, 256, 132) == estimate.best_way(alone, 256, 132).seconds
+    for g in (stack, stack._replace(stride_b=0), of_size(400_000, 70, 33)):
+        computed = estimate.best_way(g, 256, 132).seconds
+        moved = g.operand_bytes / 4.5e12
+        assert 0.2 * computed < moved
+        assert estimate.seconds(g, 256, 132) == pytest.approx(math.hypot(computed, moved))
+
+
+def whole_seconds(g, tile):
+    """Estimate what tiles take that are not cut."""
+    return next(way.seconds for way in estimate._ways(g, tile, 132) if way.piece == 1)
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_rows_that_are_not_there_take_less_time(tile):
+    for code in "sc":
+        rows_x, rows_y = tile.bx, 5 * 132 * tile.by // PRECISIONS[code].parts
+        full = whole_seconds(of_size(rows_y, rows_x, 60, code), tile)
+        half = whole_seconds(of_size(rows_y, rows_x // 2, 60, code), tile)
+        assert 0.8 < half / full < 0.97
+
+
+def test_a_tile_that_is_stored_before_the_next_one_takes_longer():
+    tile = Tile(1, 256, 1)
+    short, deeper, alone = (
+        of_size(count * 132 * 256, 64, k) for count, k in ((5, 96), (5, 128), (1, 128))
+    )
+    turn, further = estimate.TIMES[tile][0].turn, estimate.TIMES[tile][0]
+    assert estimate.stores_async(short, next(iter(estimate._ways(short, tile, 132))))
+    longer = whole_seconds(deeper, tile) - whole_seconds(short, tile)
+    assert longer == pytest.approx(5 * turn + 4 * (further.stored - further.next))
+    assert whole_seconds(alone, tile) == pytest.approx(estimate.LAUNCH[0] + 4 * turn)
 
 
 def test_k_is_cut_where_tiles_are_few_or_leave_units_idle():

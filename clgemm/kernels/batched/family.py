@@ -14,7 +14,7 @@ from clgemm.kernels.batched.plan import FILES, Cut
 from clgemm.kernels.batched.runs import FILES as RUN_FILES
 from clgemm.kernels.batched.runs import Runs
 from clgemm.kernels.family import Config, KernelFamily, Plan, precision_of, round_up
-from clgemm.kernels.gpu_tiled.tiling import stack_seconds, vector_width
+from clgemm.kernels.gpu_tiled.tiling import known_seconds, vector_width
 from clgemm.kernels.nv_dmma.estimate import LOCAL_BYTES
 from clgemm.problem import ALIGNMENT
 
@@ -37,6 +37,8 @@ WASTED, WASTED_DEPTH = 1.75, 40
 adds one to that.  Of 56 drawn stacks two took more than a tenth longer so on an H100."""
 DMMA_TILE = 32  # real rows, and columns, of its smallest tile
 MOST_DEPTH = 256  # of k
+MOST_ESTIMATED, LEAST_DEEP = 64, 16
+"""Of k, and of m and n from which on what is deeper takes longer than is estimated."""
 MOST_MICRO_BYTES = 512  # accumulators beyond this spill to memory
 BEST = {
     "s": {"MR": 4, "NR": 4, "FETCH": 32, "RESIDENT": 512},
@@ -76,9 +78,10 @@ class Batched(KernelFamily):
         widest = ALIGNMENT // precision.itemsize
         if precision.is_double or vector_width(traits, problem, widest) > 1:
             return _is_small(traits, problem)
-        if max(problem.m, problem.n) > MOST_CUT:
+        is_deep = problem.k > MOST_ESTIMATED and min(problem.m, problem.n) >= LEAST_DEEP
+        if max(problem.m, problem.n) > MOST_CUT or is_deep:
             return False
-        return Cut(traits, problem, config).seconds < stack_seconds(traits, problem)
+        return Cut(traits, problem, config).seconds < known_seconds(traits, problem)
 
     def space(self, traits: DeviceTraits, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Give the micro-tile, the work-group and what it may have of local memory."""

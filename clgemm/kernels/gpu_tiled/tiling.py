@@ -43,10 +43,14 @@ LEAST_RATED = 192  # extent of C, and k, from which on large tiles are neither e
 ENDS = 2  # slices that a macro-tile takes longer, for its first one and for its store
 OVERLAP = 4  # the norm that combines what a unit's work-groups have to do with what one waits for
 MORE_PARTS = (1, *PARTS[:4], 5, 7, *PARTS[4:], 10, 14, 20)  # of k, for tiles of `KNOWN`
-STACK_LAUNCH = 6.4e-6
-"""Seconds that a stack takes beside what `known_seconds` says and what memory takes.  Fitted to 99
-drawn stacks of single precision that are read element by element, on an H100, like the next."""
-STACK_BYTES = 2.9e12  # a second, from and to memory
+# Of what is shallow (see _is_shallow), from 144 drawn stacks and 88 drawn products on an H200.
+LEAST_SHALLOW = 2**18  # elements of C of a single product
+SHALLOW_LAUNCH = 4.7e-6  # seconds beside those of the busiest unit, or of memory, at ...
+MEMORY_BYTES = 4.5e12  # ... so many bytes a second
+SHALLOW_ENDS = 1  # what ENDS is there
+BY_ELEMENT = {"s": 0.37, "c": 0.12}  # how much longer a step takes without vectors, ...
+ALONG_K = {"s": 0.08, "c": 0.04}  # ... or for each operand that is read in vectors along k
+KNOWN_LAUNCH = 6e-6  # seconds of other known tiles
 
 
 class Rated(NamedTuple):
@@ -114,21 +118,44 @@ KNOWN: dict[str, tuple[Known, ...]] = {
 """For operands whose rows start anywhere, where C is small or thin, and thin ones of a short k."""
 STACKED: dict[str, tuple[Known, ...]] = {
     "s": (
-        _known("128 32 16 8 4 8", 47.3, 41),
-        _known("64 64 16 8 4 8", 48.4, 42),
-        _known("32 96 16 4 6 8", 41.7, 40, VW=2),
-        _known("64 32 32 4 4 8", 48.6, 29),
-        _known("32 64 16 4 4 8", 42.5, 36),
-        _known("32 32 32 4 4 8", 44.6, 30),
+        _known("128 32 16 8 4 8", 42.7, 48),
+        _known("64 64 16 8 4 8", 43.7, 60),
+        _known("32 96 16 4 6 8", 38.9, 20, VW=2),
+        _known("64 32 32 4 4 8", 41.6, 65),
+        _known("32 64 16 4 4 8", 39.0, 10),
+        _known("32 32 32 4 4 8", 36.6, 70),
     ),
     "c": (
-        _known("64 32 16 4 4 8", 59.1, 52),
-        _known("32 64 8 4 4 8", 51.2, 55, AHEAD=0),
-        _known("32 32 16 4 4 8", 53.5, 55),
-        _known("32 32 16 4 4 8", 37.0, 32, **SLICED),
+        _known("64 32 16 4 4 8", 50.1, 58),
+        _known("32 64 8 4 4 8", 46.4, 79, AHEAD=0),
+        _known("32 32 16 4 4 8", 44.8, 62),
+        _known("32 32 16 4 4 8", 32.9, 5, **SLICED),
     ),
 }
-"""For stacks of small matrices, from 122 of s and 80 of c on an H100."""
+"""For stacks of small matrices."""
+TALL: dict[str, tuple[Known, ...]] = {
+    "s": (
+        _known("128 64 16 8 8 8", 43.9, 63),
+        _known("128 32 16 8 4 8", 42.7, 48),
+        _known("32 128 16 4 8 8", 41.8, 58),
+        _known("64 64 16 8 4 8", 43.7, 60),
+        _known("64 64 16 4 4 8", 40.0, 38),
+        _known("64 32 32 4 4 8", 41.6, 65),
+        _known("32 64 32 4 4 8", 40.7, 55),
+        _known("32 32 32 4 4 8", 36.6, 70),
+        _known("32 32 32 4 4 8", 26.4, 5, **SLICED),
+    ),
+    "c": (
+        _known("64 64 16 4 4 8", 55.9, 79, AHEAD=0),
+        _known("64 64 8 4 4 8", 47.0, 54),
+        _known("64 32 16 4 4 8", 50.1, 58),
+        _known("32 64 16 4 4 8", 51.9, 76),
+        _known("32 32 32 2 4 8", 46.4, 71),
+        _known("32 32 16 4 4 8", 44.8, 62),
+        _known("32 32 16 4 4 8", 32.9, 5, **SLICED),
+    ),
+}
+"""For products as long one way as a stack is, of which k and the other extent are as short."""
 USUAL = {
     "VG": 4, "VW": 4, "PAD": 4, "ZORDER": 1, "GROUP_M": 8, "LOCAL_A": 1, "LOCAL_B": 1,
     "TURN_A": 0, "TURN_B": 0, "STAGES": 2, "AHEAD": 1, "KU": 0, "PACK": 1, "SPLIT": 64,
@@ -173,28 +200,42 @@ def fitted(traits: DeviceTraits, g: Gemm, config: Config) -> dict[str, int]:
 
 
 def known_seconds(traits: DeviceTraits, g: Gemm) -> float:
-    """Estimate what a problem takes with a known tile; infinite if it gets another one."""
-    return _best_known(traits, g, USUAL)[1] if _is_known(traits, g, USUAL["VG"]) else math.inf
+    """Estimate what a problem takes with a known tile; infinite if it gets another one.
 
-
-def stack_seconds(traits: DeviceTraits, g: Gemm) -> float:
-    """Estimate the same of a stack, with its launch and with what memory takes."""
-    return STACK_LAUNCH + math.hypot(known_seconds(traits, g), g.operand_bytes / STACK_BYTES)
+    Half of 1600 times of what is shallow were within 5 % of it, complex ones within 6 %.
+    """
+    if not _is_known(traits, g, USUAL["VG"]):
+        return math.inf
+    seconds = _best_known(traits, g, USUAL)[1]
+    if _is_shallow(g):
+        return SHALLOW_LAUNCH + math.hypot(seconds, g.operand_bytes / MEMORY_BYTES)
+    return KNOWN_LAUNCH + seconds
 
 
 def _is_known(traits: DeviceTraits, g: Gemm, widest: int) -> bool:
-    """Tell whether a problem gets a tile of `KNOWN` or `STACKED`."""
+    """Tell whether a problem gets a tile of `KNOWN`, `STACKED` or `TALL`."""
     if g.precision not in KNOWN or not _is_small(g):
         return False
-    if _is_stack(g):
+    if _is_shallow(g):
         return True
     reads_most = g.k <= SHORT and min(g.m, g.n) * g.k <= SHORT**2
     return reads_most or precision_of(g).is_complex or vector_width(traits, g, widest) == 1
 
 
-def _is_stack(g: Gemm) -> bool:
-    """Tell whether a problem is a stack of matrices that are small in all directions."""
-    return g.batch > 1 and max(g.m, g.n, g.k) < LEAST_RATED
+def _is_shallow(g: Gemm) -> bool:
+    """Tell whether a problem is a stack of small matrices, or as long one way as they all are."""
+    if g.k >= LEAST_RATED:
+        return False
+    if g.batch > 1:
+        return max(g.m, g.n) < LEAST_RATED
+    return min(g.m, g.n) < LEAST_RATED and g.m * g.n >= LEAST_SHALLOW
+
+
+def _reading(traits: DeviceTraits, g: Gemm) -> float:
+    """Say how much longer a step takes than with operands read in vectors that lie across k."""
+    if vector_width(traits, g, ALIGNMENT // precision_of(g).itemsize) == 1:
+        return 1 + BY_ELEMENT[g.precision]
+    return 1 + (g.trans_a + (not g.trans_b)) * ALONG_K[g.precision]
 
 
 def _is_small(g: Gemm) -> bool:
@@ -210,9 +251,13 @@ def _best_known(
     Such products are not packed: too few macro-tiles would read a panel.
     """
     itemsize, multiplications = precision_of(g).itemsize, precision_of(g).multiplications
+    known, ends, reading = KNOWN, ENDS, 1.0
+    if _is_shallow(g):
+        known, ends = STACKED if g.batch > 1 else TALL, SHALLOW_ENDS
+        reading = _reading(traits, g)
     best: dict[str, int] | None = None
     least = math.inf
-    for tile in (STACKED if _is_stack(g) else KNOWN)[g.precision]:
+    for tile in known[g.precision]:
         q = p | tile.params
         if (
             local_elements(q) * itemsize > traits.local_memory
@@ -220,13 +265,13 @@ def _best_known(
         ):
             continue
         tiles, area = count_tiles(g, q), q["MC"] * q["NC"]
-        step = area * multiplications * 2 * RATED_UNITS / (tile.tflops * 1e12)
+        step = reading * area * multiplications * 2 * RATED_UNITS / (tile.tflops * 1e12)
         for parts in MORE_PARTS:
             if parts > min(q["SPLIT"], max(1, g.k // LEAST_PART)):
                 continue
             groups = -(-tiles * parts // traits.compute_units)
             pace = ((groups * step) ** OVERLAP + tile.alone**OVERLAP) ** (1 / OVERLAP)
-            seconds = (g.k / parts + ENDS * q["KC"]) * pace
+            seconds = (g.k / parts + ends * q["KC"]) * pace
             if parts > 1:
                 seconds += _join_seconds(traits, g, q, parts)[1]
             if seconds < least:

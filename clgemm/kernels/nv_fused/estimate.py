@@ -1,6 +1,7 @@
 """How long `nv_fused` and `nv_split` take for a problem: estimates from which a plan is chosen.
 
-Constants of `nv_fused` were fitted to drawn products on an H100, those of `nv_split` on an H200.
+Constants of `nv_fused` were fitted to drawn products on an H100, and those of short k to 144 stacks
+and 88 products on an H200, on which those of `nv_split` were found.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from clgemm.kernels.costs import count_macro_tiles
-from clgemm.kernels.family import precision_of
-from clgemm.kernels.gpu_tiled.tiling import STACK_BYTES
+from clgemm.kernels.family import precision_of, round_up
+from clgemm.kernels.gpu_tiled.tiling import MEMORY_BYTES
 from clgemm.kernels.nv_split import layout
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
 from clgemm.problem import ALIGNMENT
@@ -30,24 +31,33 @@ class Times(NamedTuple):
     """32 deep, of reals."""
     turn_complex: float
     next: float
-    """What each further task of a work-group takes beside its turns: its store, most of all."""
+    """What each further task of a work-group takes beside its turns if the tile before is stored
+    meanwhile, and ..."""
+    stored: float
+    """... if it is stored before."""
+
+
+def _times(*nanoseconds: float) -> Times:
+    return Times(*(number * 1e-9 for number in nanoseconds))
 
 
 TIMES = {
-    Tile(1, 256, 1): (Times(1.8e-6, 1.55e-6, 3.6e-6), Times(1.52e-6, 1.18e-6, 3.7e-6)),
-    Tile(1, 192, 1): (Times(1.53e-6, 1.33e-6, 2.8e-6), Times(1.2e-6, 1.04e-6, 2.0e-6)),
-    Tile(1, 128): (Times(1.82e-6, 1.6e-6, 2.1e-6), Times(1.31e-6, 1.19e-6, 3.7e-6)),
-    Tile(1, 96): (Times(1.58e-6, 1.41e-6, 1.5e-6), Times(1.24e-6, 1.07e-6, 2.4e-6)),
-    Tile(1, 64): (Times(1.27e-6, 1.22e-6, 0.9e-6), Times(0.92e-6, 0.91e-6, 1.5e-6)),
+    Tile(1, 256, 1): (_times(2080, 2050, 2800, 4000), _times(1520, 1180, 3700, 7100)),
+    Tile(1, 192, 1): (_times(1580, 1500, 2300, 2600), _times(1200, 1040, 2000, 4500)),
+    Tile(1, 128): (_times(1770, 1480, 3400, 4900), _times(1310, 1190, 5300, 7800)),
+    Tile(1, 96): (_times(1520, 1390, 2300, 2500), _times(1240, 1070, 2500, 2900)),
+    Tile(1, 64): (_times(1070, 1000, 2600, 2100), _times(920, 910, 2200, 2400)),
 }
 """Of bf16, and of fp16."""
 TURNS_OF_FP16 = 6
 """Turns of a tile from which on it is tried in fp16: shorter ones take as long, or longer."""
 MISALIGNED = {"s": 88e-9, "c": 47e-9}
 """Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
-LAUNCH = 6.2e-6, 7.8e-6  # of the launch, until a first tile's products begin, and its store
+EMPTY_ROWS = 0.36  # of a turn, the share that depends on rows of X and Y that are there, ...
+EMPTY_TILE = 0.2  # ... and of what a further task takes, the share that depends on elements of C
+LAUNCH = 7.7e-6, 11.5e-6  # of the launch, until a first tile's products begin, and its store
 STORED = 1e10  # bytes a second that a compute unit stores while all do
-TICKET = 0.7e-6  # until a work-group knows that it is the last of its tile, and ...
+TICKET = 3.4e-6, 1.6e-6  # until a work-group knows that it is the last of its tile, and ...
 GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...
 SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
 MOST_PLACES = 32
@@ -65,9 +75,9 @@ ASYNC_TURNS = {256: 3, 192: 5, 128: 8, 96: 8, 64: 8}
 Its place in local memory is taken from the slots, which long k needs more.
 """
 
-# An H200 took a tenth more for 140 drawn products, and for 30 drawn stacks, than is said above of
-# nv_fused, and here of nv_split.
-SPLIT_LAUNCHES = 16.4e-6, 11.8e-6  # of the three launches of nv_split, and of two
+# An H200 took a tenth more for 140 drawn products than is said of nv_split, of which its launches
+# were given 3.7 us.
+SPLIT_LAUNCHES = 20.1e-6, 15.5e-6  # of the three launches of nv_split, and of two
 SPLIT_SLICE = 2.04e-6  # of a slice of its largest tile
 SPLIT_PACKED = 3.7e11  # reals a second that it surveys and packs, and of a stack ...
 SPLIT_STORED = 1e12  # ... that it stores, beside what its tiles' ends take
@@ -112,26 +122,48 @@ def _turn(g: Gemm, tile: Tile) -> float:
         for is_y, rows in ((False, tile.bx), (True, tile.by // precision.parts)):
             if how_rows_lie(g, is_y=is_y) == ANYWHERE:
                 turn += rows * CHUNKS / PRODUCERS * MISALIGNED[g.precision]
-    return turn
+    filled_x, filled_y = _filled(g, tile)
+    filled = (filled_x * tile.bx + filled_y * tile.by) / (tile.bx + tile.by)
+    return turn * (1 - EMPTY_ROWS * (1 - filled))
+
+
+def _filled(g: Gemm, tile: Tile) -> tuple[float, float]:
+    """Give the shares of rows of X and of Y that are there, in tiles of equal mean size."""
+    rows_x, rows_y, _ = reals(g)
+    return rows_x / round_up(rows_x, tile.bx), rows_y / round_up(rows_y, tile.by)
+
+
+def _further(g: Gemm, tile: Tile, rounds: int) -> float:
+    """Give what each further task of a work-group takes beside its turns."""
+    times = TIMES[tile][takes_fp16(g)]
+    seconds = times.next if _is_async(g, tile, rounds) else times.stored
+    return seconds * (1 - EMPTY_TILE * (1 - math.prod(_filled(g, tile))))
+
+
+def _is_async(g: Gemm, tile: Tile, rounds: int) -> bool:
+    """Tell whether a tile is stored while the next one is computed: if one is, and k is short."""
+    return rounds > 1 and -(-reals(g)[2] // TURN) <= ASYNC_TURNS[tile.by]
 
 
 def _ways(g: Gemm, tile: Tile, units: int) -> Iterator[Way]:
     depth, is_fp16 = reals(g)[2], takes_fp16(g)
-    times, launch = TIMES[tile][is_fp16], LAUNCH[is_fp16]
+    launch, ticket = LAUNCH[is_fp16], TICKET[is_fp16]
     tiles, slices, turns = count_tiles(g, tile), -(-depth // SLICE), -(-depth // TURN)
     turn = _turn(g, tile)
     area = tile.bx * tile.by * 4
-    whole = max(turns * turn + times.next, area / STORED)
     rounds = -(-tiles // units)
-    seconds = launch + rounds * whole - times.next
+    further = _further(g, tile, rounds)
+    seconds = launch + rounds * max(turns * turn + further, area / STORED) - further
     yield Way(tile, tiles, Fraction(1), min(tiles, units), seconds)
     rounds, left = divmod(tiles, units)
+    further = _further(g, tile, rounds)
+    whole = max(turns * turn + further, area / STORED)
     for count, places in _pieces(left, units, slices):
         straddles = count > 1
         most = min(SLICE // TURN * -(-count * slices // places), turns)
-        seconds = launch + rounds * whole + most * turn + straddles * times.next
+        seconds = launch + rounds * whole + most * turn + straddles * further
         parts = -(-places // count) + straddles
-        seconds += TICKET + parts * area / (1 if straddles else min(parts, SHARES)) / GATHERED
+        seconds += ticket + parts * area / (1 if straddles else min(parts, SHARES)) / GATHERED
         groups = units if rounds else -(-left * places // count)
         yield Way(tile, rounds * units, Fraction(count, places), groups, seconds)
 
@@ -156,18 +188,16 @@ def best_way(g: Gemm, largest: int, units: int) -> Way:
 
 
 def seconds(g: Gemm, largest: int, units: int) -> float:
-    """Estimate what the best way takes; of a stack, memory as well, as its operands are read once.
+    """Estimate what the best way takes, and memory, of operands that are read once.
 
-    What 60 drawn stacks took on an H100 was .82 to 1.15 times as much.
+    Half of 1400 times of stacks, and of products with a short k, were within 5 % of it.
     """
-    computed = best_way(g, largest, units).seconds
-    return math.hypot(computed, g.operand_bytes / STACK_BYTES) if g.batch > 1 else computed
+    return math.hypot(best_way(g, largest, units).seconds, g.operand_bytes / MEMORY_BYTES)
 
 
 def stores_async(g: Gemm, way: Way) -> bool:
-    """Tell whether a tile is stored while the next one is computed: if one is, and k is short."""
-    turns = -(-reals(g)[2] // TURN)
-    return way.whole > way.groups and turns <= ASYNC_TURNS[way.tile.by]
+    """Tell whether tiles that are not cut are stored while the next one is computed."""
+    return _is_async(g, way.tile, -(-way.whole // way.groups))
 
 
 def split_seconds(g: Gemm, units: int) -> float:

@@ -57,7 +57,7 @@ from clgemm.kernels.family import (
     precision_defines,
     precision_of,
 )
-from clgemm.kernels.gpu_tiled.tiling import known_seconds, stack_seconds
+from clgemm.kernels.gpu_tiled.tiling import known_seconds
 from clgemm.kernels.nv_fused import estimate
 from clgemm.kernels.nv_split.family import FMA_DEPTH, LOCAL_BYTES, NvSplit
 from clgemm.kernels.nv_split.layout import SLICE, Tile, reals
@@ -79,7 +79,6 @@ LEAST_SHORT = 5e8  # ... and in complex tiles of one or two slots, with fewer th
 SIGNATURE = GEMM_SIGNATURE + "iiiiiiipp"
 SPLIT = NvSplit()
 LARGEST = max(tile.by for tile in estimate.TIMES)  # rows of Y
-TILED_LAUNCH = 4e-6  # what gpu_tiled takes beside its steps along k
 
 FILES = (
     "nv_async.cl", "nv_ticket.cl", "nv_split/split.cl", "nv_split/parts.cl", "nv_split/wgmma.cl",
@@ -186,7 +185,7 @@ class NvFused(KernelFamily):
 
 def _others_seconds(traits: DeviceTraits, g: Gemm) -> float:
     """Estimate what the family takes that would be the first of others, as far as is known."""
-    tiled = stack_seconds(traits, g) if g.batch > 1 else known_seconds(traits, g) + TILED_LAUNCH
+    tiled = known_seconds(traits, g)
     if not SPLIT.accepts(g):
         return tiled
     return min(tiled, estimate.split_seconds(g, traits.compute_units))
