@@ -162,6 +162,25 @@ def test_products_as_long_as_stacks_get_a_tile_by_known_times(size, trans, tile)
     assert math.isinf(tiling.known_seconds(TRAITS, short)), "it may be packed, or split along k"
 
 
+@pytest.mark.parametrize(
+    ("code", "size", "batch", "trans", "microseconds"),
+    [
+        ("s", (64, 64, 64), 3535, "NT", 68.9), ("s", (28, 60, 72), 2342, "NT", 32.3),
+        ("s", (180, 182_000, 20), 1, "NN", 76), ("s", (221_344, 148, 32), 1, "NN", 97.3),
+        ("s", (181_080, 68, 32), 1, "TN", 54.3), ("c", (35_480, 72, 20), 1, "TN", 27.5),
+        ("c", (128, 64, 28), 215, "TN", 17.8),
+    ],
+)  # fmt: skip
+def test_what_an_h200_takes_for_stacks_and_for_products_as_long(
+    code, size, batch, trans, microseconds
+):
+    """Slices at a tile's ends, the launch and what memory takes all tell here."""
+    trans_a, trans_b = (letter == "T" for letter in trans)
+    steps = {"lda": size[2] if trans_a else size[0], "ldb": size[1] if trans_b else size[2]}
+    g = gemm(*size, code, batch, trans_a=trans_a, trans_b=trans_b, **steps)
+    assert tiling.known_seconds(TRAITS, g) == pytest.approx(microseconds * 1e-6, rel=0.05)
+
+
 def test_steps_take_longer_by_element_or_along_k():
     for code, by_element, along in (("s", 0.37, 0.08), ("c", 0.12, 0.04)):
         for g in (gemm(128, 128, 184, code, batch=9000), gemm(128, 128 * 9000, 184, code)):
