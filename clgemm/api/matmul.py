@@ -35,11 +35,11 @@ _HALF, _SINGLE = np.dtype(np.float16), np.dtype(np.float32)
 _ORDERS = MappingProxyType({None: "K"} | {letter: letter.upper() for letter in "KCFAkcfa"})
 _DEFAULTS = MappingProxyType({"casting": "same_kind", "order": "K", "dtype": None, "subok": True})
 _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
-_dot, _CHARACTERS = host_blas.dot, "fdFD"  # of types that BLAS has
+_dot = host_blas.dot
 _DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
+_DOT, _SHALLOW_DOT = ({dtype: most[dtype] for dtype in BY_DTYPE} for most in (_MOST, _SHALLOW))
 _MOST_STACKED = small.MOST_STACKED
-_LARGEST = max(_MOST.values())  # of what is small, of whatever type
 _logger, _root = repeated.LOGGERS
 _NO_OUTER = min(host_blas.SHORT.values())  # all that is smaller NumPy computes, outer products, too
 TALL = 2_000_000
@@ -61,9 +61,7 @@ class _Call(NamedTuple):
 
 
 @stands_in_for(lambda: host_blas.matmul)
-def matmul(  # noqa: C901, PLR0911 - to call another function costs small products .05 us
-    x1: Any, x2: Any, /, out: Any = None, **given: Any
-) -> Any:
+def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     """Matrix product of two arrays, as `numpy.matmul` defines it.
 
     Parameters
@@ -115,38 +113,35 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     >>> matmul([[1.0, 2.0]], [[3.0], [4.0]])
     array([[11.]])
     """
-    # Every check costs a small product a twentieth of its time, and a tenth after others.
-    # What says that it is an array is one to NumPy, too.
+    # Every check costs a small product a twentieth of its time, and a tenth after others: what each
+    # attribute takes is seldom in the caches.  What says that it is an array is one to NumPy, too.
     if not given and (
         x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
     ):
         if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
-            if x1.ndim == 2:
-                # Of x2, too, may be a stack, or a vector: the multiplications are as many.
-                product = (m := len(x1)) * (size := x2.size)
-                is_plain = x2.ndim == 2 and (k := len(x2)) > 1
-                if product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1) or (
-                    is_plain and ((is_row := m == 1 or size == k) or product <= _LARGEST)
-                    and product <=
-                    (_ROWS if is_row else _MOST if k >= DEEP else _SHALLOW).get(x1.dtype, 0)
+            if x1.ndim == 2 == x2.ndim:
+                (m, k), (rows, n), dtype = x1.shape, x2.shape, x1.dtype
+                product = m * rows * n
+                if (
+                    m > 1 < rows == k and n > 1 and dtype is x2.dtype
+                    and (product <= _SHALLOW_DOT.get(dtype, 0)
+                         or (k >= DEEP and product <= _DOT.get(dtype, 0)))
+                    and (out is None
+                         or (out.flags.carray and out.dtype is dtype and out.shape == (m, n)))
                 ):  # fmt: skip
-                    if (
-                        is_plain and m > 1 and k < size and (out is None or out.flags.carray)
-                        and (dtype := x1.dtype) is x2.dtype and dtype.char in _CHARACTERS
-                    ):  # fmt: skip
-                        try:  # matmul's call of BLAS, with less ado
-                            return _dot(x1, x2) if out is None else _dot(x1, x2, out)
-                        except ValueError:  # of what does not fit, of which matmul says why
-                            if _fits_dot(x1, x2, out):
-                                raise  # by who was called by a signal
+                    # matmul's call of BLAS, with less ado
+                    return _dot(x1, x2) if out is None else _dot(x1, x2, out)
+                if product < _NO_OUTER or (
+                    rows > 1 and product <=
+                    (_ROWS if m == 1 or n == 1 else _MOST if rows >= DEEP else _SHALLOW)
+                    .get(dtype, _LEAST)
+                ):  # fmt: skip
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                if is_plain:
-                    found = _matrices(x1, x2, out)
-                    return _new_kind(x1, x2, out, given) if found is None else found
-            if (x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST:
+                found = (_by_modes if rows == 1 else _matrices)(x1, x2, out)
+            elif _is_least(x1, x2):
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-            is_outer = x1.ndim == 2 == x2.ndim  # others have returned; or they are empty
-            found = _by_modes(x1, x2, out) if is_outer else _stacks(x1, x2, out)
+            else:
+                found = _stacks(x1, x2, out)
         else:
             found = _by_modes(x1, x2, out)
         if found is not None:
@@ -156,10 +151,14 @@ def matmul(  # noqa: C901, PLR0911 - to call another function costs small produc
     return _new_kind(x1, x2, out, given)
 
 
-def _fits_dot(x1: Any, x2: Any, out: Any) -> bool:
-    """Tell whether two matrices of a type, and where their product goes, fit each other."""
-    found = (len(x1), x2.shape[1]), x1.dtype.newbyteorder("=")  # dot's products are native
-    return x1.shape[1] == len(x2) and (out is None or (out.shape, out.dtype) == found)
+def _is_least(x1: Any, x2: Any) -> bool:
+    """Tell whether a product is small whatever its type, of operands that are not both matrices."""
+    if x1.ndim == 1 or x2.ndim == 1:
+        return bool(x1.size + x2.size <= _LEAST)
+    if x1.ndim != 2:
+        return False
+    product = len(x1) * (size := x2.size)  # of all in a stack
+    return product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1)
 
 
 def _matrices(x1: Any, x2: Any, out: Any) -> Any:
