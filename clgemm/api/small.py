@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from clgemm import settings
 from clgemm.api import repeated
 from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
+from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, chooses_route
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +52,7 @@ LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
 _CONJUGATE = 2
 _SWITCH = (0, 1)
+_NO = _SWITCH[0]
 _INTEGERS = frozenset({int, bool})
 _REAL = frozenset({float, int, np.float64, np.float32})
 _COMPLEX = _REAL | {complex, np.complex128, np.complex64}
@@ -59,7 +60,7 @@ _FACTORS = {dtype: _COMPLEX if dtype.kind == "c" else _REAL for dtype in BY_DTYP
 _LEAST, _MOST = 1e-37, 1e37
 """Factors of that size are no zero and no infinity in single precision either."""
 _MATRIX = 2  # axes
-_NDARRAY = np.ndarray
+_NDARRAY, _overridden = np.ndarray, OVERRIDDEN.get
 
 
 def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
@@ -72,22 +73,27 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     """
     alpha, a, b, beta, c, trans_a, trans_b, overwrite_c = arguments
     if not (
-        a.__class__ is _NDARRAY is b.__class__ and a.ndim == _MATRIX == b.ndim
+        a.__class__ is _NDARRAY is b.__class__
         and (a.dtype is dtype is b.dtype or a.dtype == dtype == b.dtype)
-        and (trans_a.__class__ is int is trans_b.__class__ is overwrite_c.__class__
-             or {trans_a.__class__, trans_b.__class__, overwrite_c.__class__} <= _INTEGERS)
-        and 0 <= trans_a <= _CONJUGATE >= trans_b >= 0
-        and (type(alpha) is float or type(alpha) in _FACTORS[dtype])
-        and _LEAST <= abs(alpha) <= _MOST
+        and (trans_a is _NO is trans_b is overwrite_c  # as nearly always
+             or ({trans_a.__class__, trans_b.__class__, overwrite_c.__class__} <= _INTEGERS
+                 and 0 <= trans_a <= _CONJUGATE >= trans_b >= 0))
+        and (alpha.__class__ is float or type(alpha) in _FACTORS[dtype])
+        and (alpha == 1.0 or _LEAST <= abs(alpha) <= _MOST)
     ):  # fmt: skip
         return None
-    m, k = a.shape[::-1] if trans_a else a.shape
-    rows, n = b.shape[::-1] if trans_b else b.shape
+    try:
+        m, k = a.shape[::-1] if trans_a else a.shape
+        rows, n = b.shape[::-1] if trans_b else b.shape
+    except ValueError:  # no two matrices
+        return None
     product = m * n * k
     plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not settings.chooses_route():
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or (
+        (_overridden() is not None or ROUTE in VARIABLES) and not chooses_route()
+    ):
         return repeated.gemm(arguments)
     if plain:
         if m * n * dtype.itemsize >= host_blas.ZEROED:
@@ -129,7 +135,7 @@ def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) ->
         most = MOST if k >= DEEP else SHALLOW
     else:
         product, most = repeated.multiplications(a, b), MOST_STACKED
-    if not 0 < product <= most.get(dtype, 0) or not settings.chooses_route():
+    if not 0 < product <= most.get(dtype, 0) or not chooses_route():
         return None
     if is_plain and host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)
