@@ -16,7 +16,7 @@ from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
-from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, chooses_route
+from clgemm.settings import chooses_route
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,7 +60,7 @@ _FACTORS = {dtype: _COMPLEX if dtype.kind == "c" else _REAL for dtype in BY_DTYP
 _LEAST, _MOST = 1e-37, 1e37
 """Factors of that size are no zero and no infinity in single precision either."""
 _MATRIX = 2  # axes
-_NDARRAY, _overridden = np.ndarray, OVERRIDDEN.get
+_NDARRAY = np.ndarray
 
 
 def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
@@ -91,9 +91,7 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or (
-        (_overridden() is not None or ROUTE in VARIABLES) and not chooses_route()
-    ):
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not chooses_route():
         return repeated.gemm(arguments)
     if plain:
         if m * n * dtype.itemsize >= host_blas.ZEROED:
