@@ -138,7 +138,9 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                 ):  # fmt: skip
                     return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
                 found = (_by_modes if rows == 1 else _matrices)(x1, x2, out)
-            elif _is_least(x1, x2):
+            elif ((x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST) or (
+                x1.ndim == 2 and _is_least(x1, x2)
+            ):
                 return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
             else:
                 found = _stacks(x1, x2, out)
@@ -152,12 +154,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
 
 
 def _is_least(x1: Any, x2: Any) -> bool:
-    """Tell whether a product is small whatever its type, of operands that are not both matrices."""
-    if x1.ndim == 1 or x2.ndim == 1:
-        return bool(x1.size + x2.size <= _LEAST)
-    if x1.ndim != 2:
-        return False
-    product = len(x1) * (size := x2.size)  # of all in a stack
+    """Tell whether a matrix times a stack, or a vector, is small whatever its type."""
+    product = len(x1) * (size := x2.size)  # as many multiplications in a stack
     return product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1)
 
 
