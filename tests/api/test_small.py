@@ -277,6 +277,20 @@ def test_matrices_of_another_byte_order_go_into_such_a_result(
     assert clgemm.matmul(a, b).dtype == np.matmul(a, b).dtype
 
 
+@pytest.mark.parametrize("code", "fdFD")
+def test_numpys_dot_has_small_results_alone(code, monkeypatch):
+    """It fills a result with zeros first, which takes longer the larger that is."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    asked = []
+    monkeypatch.setattr(sys.modules["clgemm.api.matmul"], "_dot", lambda x, y: asked.append(x @ y))
+    for k in (2, 9):
+        a, b = np.ones((65, k), code), np.ones((k, 64), code)
+        assert clgemm.matmul(a, b).shape == (65, 64)
+        assert not asked
+        clgemm.matmul(a[:64], b)
+        assert asked.pop().shape == (64, 64)
+
+
 @pytest.mark.parametrize("out", [None, np.zeros((5, 5))], ids=["fresh", "out"])
 def test_what_a_signal_raises_is_heard(out, monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
