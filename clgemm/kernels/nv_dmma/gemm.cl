@@ -80,6 +80,9 @@
 #define SPLITS(pack, kind, wide)                                                                   \
     (!EVEN && !(pack) && !IS_COMPLEX && (kind) == ALONG_W && (wide))
 #define BULKS (PACK_A || PACK_B)
+// Whether copies of 8 bytes, some of them along the depth, leave too few registers for what follows from
+// a work-item's number and could be kept from macro-tile to macro-tile.
+#define CROWDED (SHARED && !IS_COMPLEX && !TRANS_A && !TRANS_B && !WIDE_A && !WIDE_B)
 
 // Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.  Of
 // crossed operands lanes of odd q take the second of two neighbours along the depth first: `second`.
@@ -250,16 +253,12 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     }
 #endif
 
-    const uint item = get_local_id(0);
-    const int lane = item % 32;
-    const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
-    const int warp_k = item / 32 / (WARPS_M * WARPS_N);
 #if SHARED
     // What is needed again after the products is computed again, from a place in local memory: the
     // products leave no register for it.
     const int shared = shared_tiles * total;
     __local int next;
-    if (item == 0)
+    if (get_local_id(0) == 0)
         next = group < whole_tiles ? 0 : piece_start(shared, workers, group - whole_tiles);
     barrier(CLK_LOCAL_MEM_FENCE);
 #define WORKER (group - whole_tiles)
@@ -274,6 +273,10 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int number = group, start = PARTS ? get_group_id(1) * span : 0;
     const int slices = PARTS ? min(span, total - start) : total;
 #endif
+    const uint item = CROWDED ? item_again() : get_local_id(0);
+    const int lane = item % 32;
+    const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
+    const int warp_k = item / 32 / (WARPS_M * WARPS_N);
     const Place tile = SHARED && g.triangle ? place_below(number, tiles_m, tiles_n)
                                             : place_of(number, tiles_m, tiles_n);
     const int i0 = tile.m * MC, j0 = tile.n * NC;

@@ -37,6 +37,14 @@
 #define FIRST_FILL (ASKS && STEPS > 2)
 #define PARTS_OF_FILL (STEPS - 1 - FIRST_FILL)
 
+// A number of which the compiler does not know that it had it before.
+INLINE long anew(long x)
+{
+    long same;
+    asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(x));
+    return same;
+}
+
 // Start one part of PARTS_OF_FILL of a work-item's copies of a slice.  `to` and `from` are its
 // first copy's addresses, w_end and p_end count from there.  What lies beyond the depth becomes
 // zero; what lies beyond the width may stay what it is, for it ends in rows and columns that C does
@@ -46,6 +54,9 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
 {
     const int bytes = wide ? 16 : 8;
     const int copies = COPIES(width, wide);
+    // Of copies of 8 bytes there are twice as many, and the distances between their columns, kept
+    // from slice to slice, would take registers that products need: some would spill.
+    const long step = turned || wide ? ld : anew(ld);
     UNROLL
     for (int i = 0; i < copies; i++)
         if (i * PARTS_OF_FILL / copies == part) {
@@ -57,7 +68,7 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
             const int valid = whole        ? bytes
                               : across > 0 ? min(max(along, 0) * 8 * CE, bytes)
                                            : 0;
-            __global const ELEM *x = from + (turned ? p + w * ld : w + p * ld);
+            __global const ELEM *x = from + (turned ? p + w * step : w + p * step);
             if ((whole && EVEN) || w < w_end) {
                 if (bytes == 16)
                     async_copy16(at, x, valid);
