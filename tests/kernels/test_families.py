@@ -403,9 +403,29 @@ def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns,
     a, b = (operand(rng, precision, *size, op, 1) for size in ((rows, depth), (depth, columns)))
     c = np.empty((rows, columns), precision.dtype, "F")
     plan = family.plan(device.traits, describe(a, b, c, reads_c=False), config)
-    lies = op == "N" and columns == 5
+    is_wide = config["VW"] * precision.real_bytes == 64
+    lies = op == "N" and columns == 5 and (is_wide or code != "z")
     assert dict(plan.steps[0].kernel.defines)["PACK_A"] == int(not lies)
     verify(device, config, precision, (rows, columns, depth), op * 2, -0.5, 0.0, rng)
+
+
+@pytest.mark.parametrize(
+    ("code", "simd_bytes", "most", "of_large"),
+    [("s", 64, 128, 128), ("d", 64, 64, 64), ("c", 64, 128, 128), ("z", 64, 64, 64),
+     ("s", 32, 20, 0), ("d", 32, 20, 0), ("c", 32, 16, 0), ("z", 32, 0, 0), ("d", 16, 20, 0)],
+)  # fmt: skip
+def test_how_few_columns_that_are_depends_on_vectors_and_size(code, simd_bytes, most, of_large):
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    config = family.default(replace(CPU, simd_bytes=simd_bytes), precision)
+    depth = (4 << 20) // (256 * precision.itemsize)
+    g = Gemm(code, 256, 1, depth, 1, False, False, 1001, 0, False, False, depth, 0, 256, 0, False)
+    for n in range(1, 200):
+        assert family.packs_a(g._replace(n=n), config) == (n > most), n
+        assert family.packs_a(g._replace(n=n, m=257), config) == (n > of_large), n
+    alike = g._replace(lda=4096 // precision.itemsize)
+    assert family.packs_a(alike._replace(n=most + 1), config)
+    assert family.packs_a(alike._replace(n=1), config) == (most == 0)
+    assert family.packs_a(alike._replace(n=2 * config["NR"] + 1), config)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-0.5, 1.0), (1.5, 0.5)])
@@ -464,13 +484,18 @@ def test_c_is_turned_only_where_that_saves_packing():
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "trans_b", "packed"),
-    [(10, 1000, True, 0), (10, 9000, True, 1), (300, 1000, True, 1), (10, 9000, False, 0)],
-)
-def test_b_is_packed_where_its_rows_come_from_memory_or_are_read_often(m, n, trans_b, packed):
+    ("simd_bytes", "m", "n", "trans_b", "packed"),
+    [(64, 10, 1000, True, 0), (64, 10, 9000, True, 1), (64, 300, 1000, True, 1),
+     (64, 10, 9000, False, 0), (32, 8, 500, True, 0), (32, 8, 600, True, 1),
+     (32, 3, 600, True, 1), (32, 8, 9000, False, 0)],
+)  # fmt: skip
+def test_b_is_packed_where_its_rows_come_from_memory_or_are_read_often(
+    simd_bytes, m, n, trans_b, packed
+):
     family, k = BY_NAME["cpu_packed"], 1001
     for code, precision in PRECISIONS.items():
-        config, columns = family.default(CPU, precision), n * 8 // precision.itemsize + 1
+        config = family.default(replace(CPU, simd_bytes=simd_bytes), precision)
+        columns = n * 8 // precision.itemsize + 1
         ldb = columns if trans_b else k
         problem = Gemm(
             code, m, columns, k, 1, False, False, m, 0, trans_b, False, ldb, 0, m, 0, False

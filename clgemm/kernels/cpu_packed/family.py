@@ -72,6 +72,8 @@ SECOND_WAY_BYTES = 1 << 16  # of second-level ones
 FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others who use it
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
 FEW_COLUMNS = {"s": 128, "d": 64, "c": 128, "z": 64}  # of B, for which A is not packed: measured
+FEWER_COLUMNS = {"s": 20, "d": 20, "c": 16, "z": 0}  # the same where vectors are narrow, ...
+NEAR_BYTES = 4 << 20  # ... of operands of so many bytes or less
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PACKED_ROWS = {"s": 32, "d": 32, "c": 32, "z": MANY_ROWS}  # the same where vectors are narrow
 FEWEST_TURNED = {"s": 4, "d": 8, "c": 8, "z": 8}  # columns of B, with which C is turned: measured
@@ -257,12 +259,22 @@ class CpuPacked(KernelFamily):
         It is read from start to end for each panel of B.  Columns that fall on the same sets of the
         first-level cache are read from the next one, and those that fall on the same sets of that
         one are packed in any case (z 4 x 4096 x 512: 1.2 ms instead of 1.5).
+
+        With narrow vectors a micro-tile has a line of the cache or two of each column, far from the
+        next ones: no prefetcher brings them.  There A is packed for fewer columns of B, and for any
+        if it is too large to lie in a cache (two cores of a Zen 3, AVX2, packed and not: s 1500 x
+        18 x 1500 1.2 and 3.8 ms, d 1000 x 34 x 800 1.3 and 1.9, z 1000 x 6 x 800 2.0 and 4.1, but
+        d 600 x 8 x 600 .28 and .25).
         """
-        step = g.lda * precision_of(g).itemsize
+        itemsize = precision_of(g).itemsize
+        step = g.lda * itemsize
         if g.trans_a or step % SECOND_WAY_BYTES == 0:
             return True
+        few = FEW_COLUMNS[g.precision]
+        if _is_narrow(g, config):
+            few = FEWER_COLUMNS[g.precision] if g.m * g.k * itemsize <= NEAR_BYTES else 0
         alike = step % CACHE_WAY_BYTES == 0
-        return bool(g.n > (FEW_PANELS * config["NR"] if alike else FEW_COLUMNS[g.precision]))
+        return bool(g.n > (min(few, FEW_PANELS * config["NR"]) if alike else few))
 
     @staticmethod
     def packs_b(g: Gemm, config: Config) -> bool:
@@ -279,14 +291,17 @@ class CpuPacked(KernelFamily):
         of such CPUs are small: there B is packed for fewer rows (two cores of a Zen 3, AVX2, double
         precision: 512 x 512 x 512 takes 5.2 ms instead of 6.3, 64 x 512 x 512 as long either way).
         It begins at 32 rows, which take a tenth longer so: below the 37 of a search's wide shape,
-        which would need a kernel of its own.  complex128 gains nothing at any size.
+        which would need a kernel of its own.  complex128 gains nothing at any size.  Rows of a B of
+        more than NEAR_BYTES come from memory there (d 1500 x 16 x 1500, with A read by few rows:
+        3.4 ms instead of 10.9).
         """
         itemsize = precision_of(g).itemsize
-        is_narrow = config["VW"] * precision_of(g).real_bytes < WIDE_BYTES
         alike = g.ldb * itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         again = g.trans_b and g.m > FEW_PANELS * config["MR"]
-        far = g.trans_b and g.m <= config["MR"] and g.n * g.k * itemsize > FAR_BYTES
+        is_narrow = _is_narrow(g, config)
+        far = g.trans_b and g.n * g.k * itemsize > (NEAR_BYTES if is_narrow else FAR_BYTES)
+        far = far and (is_narrow or g.m <= config["MR"])
         often = is_narrow and g.m >= PACKED_ROWS[g.precision]
         return bool(again or far or often or (alike and (crowded or g.trans_b)))
 
@@ -353,6 +368,11 @@ def _block_of_turns(traits: DeviceTraits, g: Gemm, mr: int, mc: int) -> int:
         if LEAST_BLOCK * mc <= rows <= mc and most * units <= EVEN * g.m:
             return rows
     return 0
+
+
+def _is_narrow(g: Gemm, config: Config) -> bool:
+    """Tell whether vectors are shorter than those of AVX-512, as those of AVX2 and NEON are."""
+    return config["VW"] * precision_of(g).real_bytes < WIDE_BYTES
 
 
 def _turned(g: Gemm) -> Gemm:
