@@ -188,6 +188,18 @@ def test_tiles_that_do_not_come_out_even_are_shared():
     assert partition.cut(small, g, c).workers == 0, "no memory for what is exchanged"
 
 
+@pytest.mark.parametrize(
+    ("code", "m", "workers", "alone"), [("z", 1280, 3, 4), ("d", 2560, 3, 3), ("d", 2561, 2, 3)]
+)
+def test_small_tiles_that_are_shared_leave_registers_for_that(code, m, workers, alone):
+    """Kernels take more of them then, and most where copies are of 8 bytes."""
+    parts = PRECISIONS[code].parts
+    tile = estimate.tile_of(64, 32, 32, 16, 32, 3, parts)
+    way = estimate.best_way(132, gemm(code, m, 202, 2180 // parts), tile, shares=True)
+    assert (way.workers, way.parts) == (workers * 132, 1)
+    assert tile.resident == alone
+
+
 def test_a_shared_operand_is_packed_once():
     c = config(PRECISIONS["d"], PACK_A=1, PACK_B=1)
     g = gemm("d", 128, 64, 16, batch=3, stride_b=0)

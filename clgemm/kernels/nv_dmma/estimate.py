@@ -21,6 +21,11 @@ LOCAL_BYTES = {(8, 0): 163 << 10, (9, 0): 226 << 10, (10, 0): 226 << 10}
 OpenCL reports 48 KB, but a kernel may declare as much as the hardware has."""
 MOST_ITEMS = {16: 512, 32: 384, 64: 256}
 """Work-items that a compute unit holds, by how many sums each has at most: sums take registers."""
+SHARING_AREA, SHARING_ITEMS = 32 * 64, {True: 384, False: 256}
+"""Work-items that a unit holds of those that share macro-tiles of so many elements, by whether all
+copies are of 16 bytes: with what they know of their pieces kernels take up to 168 registers, others
+210.  As many as without, 528 workers of 128, took 1.26 times as long as estimated, since a quarter
+began when others were done (complex128 202 x 2132 x 1090 and 388 x 338 x 1882 on H200s)."""
 LAUNCH = 2000  # of the launch, until its first slices are on their way
 WAVE = 140  # of macro-tiles that begin together, until their products do, and ...
 ENDS = 0.62  # ... for each element of one, for its store, beside the wait for its first slice ...
@@ -344,9 +349,16 @@ def _alone(
     return Way(tiles, 0, 0, 1, False, clocks, stagger)
 
 
-def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
+def _sharing(g: Gemm, tile: Tile) -> Tile:
+    """Give a macro-tile as work-groups have it that share some."""
+    if tile.area != SHARING_AREA:
+        return tile
+    return tile._replace(resident=min(tile.resident, SHARING_ITEMS[all(wide(g))] // tile.items))
+
+
+def _shared(g: Gemm, tile: Tile, units: int, tiles: int, slices: int) -> Way:
     """Share the slices of the last macro-tiles, strips aside."""
-    tile, turns = unit.tile, unit.tile.resident
+    unit, turns = _unit(g, tile), tile.resident
     most = units * turns
     whole = max(0, tiles // most - 1) * most
     share = (tiles - whole) / most
@@ -381,8 +393,11 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     strip = _strip_clocks(g, tile, strips.thick) * math.ceil(number / most)
     unit = _unit(g, tile)
     ways = [_alone(g, unit, units, tiles, slices, strip, number)]
-    if shares and tiles % most and (tiles + most) * slices <= INT32_MAX and most <= TICKETS:
-        way = _shared(g, unit, units, tiles, slices)
+    sharing = _sharing(g, tile)
+    workers = units * sharing.resident
+    even = not tiles % workers
+    if shares and not even and (tiles + workers) * slices <= INT32_MAX and workers <= TICKETS:
+        way = _shared(g, sharing, units, tiles, slices)
         ways.append(way._replace(clocks=way.clocks + strip))
     best = min(ways, key=lambda way: way.clocks)
     last = min(most // tiles, slices * tile.kc // LEAST_DEPTH) if shares else 0
