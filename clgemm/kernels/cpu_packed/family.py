@@ -292,18 +292,16 @@ class CpuPacked(KernelFamily):
         precision: 512 x 512 x 512 takes 5.2 ms instead of 6.3, 64 x 512 x 512 as long either way).
         It begins at 32 rows, which take a tenth longer so: below the 37 of a search's wide shape,
         which would need a kernel of its own.  complex128 gains nothing at any size.  Rows of a B of
-        more than NEAR_BYTES come from memory there (d 1500 x 16 x 1500, with A read by few rows:
-        3.4 ms instead of 10.9).
+        more than NEAR_BYTES come from memory there (d 16 x 1500 x 1500: 3.4 ms instead of 10.9).
         """
         itemsize = precision_of(g).itemsize
         alike = g.ldb * itemsize % CACHE_WAY_BYTES == 0
         crowded = config["NR"] > CACHE_WAYS or g.m >= MANY_ROWS
         again = g.trans_b and g.m > FEW_PANELS * config["MR"]
-        is_narrow = _is_narrow(g, config)
-        far = g.trans_b and g.n * g.k * itemsize > (NEAR_BYTES if is_narrow else FAR_BYTES)
-        far = far and (is_narrow or g.m <= config["MR"])
+        nbytes, is_narrow = g.n * g.k * itemsize, _is_narrow(g, config)
+        far = nbytes > NEAR_BYTES if is_narrow else g.m <= config["MR"] and nbytes > FAR_BYTES
         often = is_narrow and g.m >= PACKED_ROWS[g.precision]
-        return bool(again or far or often or (alike and (crowded or g.trans_b)))
+        return bool(again or (g.trans_b and far) or often or (alike and (crowded or g.trans_b)))
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""

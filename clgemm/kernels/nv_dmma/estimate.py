@@ -356,9 +356,9 @@ def _sharing(g: Gemm, tile: Tile) -> Tile:
     return tile._replace(resident=min(tile.resident, SHARING_ITEMS[all(wide(g))] // tile.items))
 
 
-def _shared(g: Gemm, tile: Tile, units: int, tiles: int, slices: int) -> Way:
+def _shared(g: Gemm, unit: _Unit, units: int, tiles: int, slices: int) -> Way:
     """Share the slices of the last macro-tiles, strips aside."""
-    unit, turns = _unit(g, tile), tile.resident
+    tile, turns = unit.tile, unit.tile.resident
     most = units * turns
     whole = max(0, tiles // most - 1) * most
     share = (tiles - whole) / most
@@ -395,9 +395,9 @@ def best_way(units: int, g: Gemm, tile: Tile, *, shares: bool, strips: Strips = 
     ways = [_alone(g, unit, units, tiles, slices, strip, number)]
     sharing = _sharing(g, tile)
     workers = units * sharing.resident
-    even = not tiles % workers
-    if shares and not even and (tiles + workers) * slices <= INT32_MAX and workers <= TICKETS:
-        way = _shared(g, sharing, units, tiles, slices)
+    fits = (tiles + workers) * slices <= INT32_MAX and workers <= TICKETS
+    if shares and tiles % workers and fits:
+        way = _shared(g, unit._replace(tile=sharing), units, tiles, slices)
         ways.append(way._replace(clocks=way.clocks + strip))
     best = min(ways, key=lambda way: way.clocks)
     last = min(most // tiles, slices * tile.kc // LEAST_DEPTH) if shares else 0

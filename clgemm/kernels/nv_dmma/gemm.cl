@@ -80,9 +80,10 @@
 #define SPLITS(pack, kind, wide)                                                                   \
     (!EVEN && !(pack) && !IS_COMPLEX && (kind) == ALONG_W && (wide))
 #define BULKS (PACK_A || PACK_B)
-// Whether copies of 8 bytes, some of them along the depth, leave too few registers for what follows from
-// a work-item's number and could be kept from macro-tile to macro-tile.
-#define CROWDED (SHARED && !IS_COMPLEX && !TRANS_A && !TRANS_B && !WIDE_A && !WIDE_B)
+// Whether copies of 8 bytes, some of them along the depth, leave no registers for what follows from a
+// work-item's number: it is not kept from macro-tile to macro-tile then.
+#define FORGETS_ITEM                                                                               \
+    (SHARED && !IS_COMPLEX && !TRANS_A && !TRANS_B && !WIDE_A && !WIDE_B)
 
 // Load the fragments of step s of the slice at `slice`.  Two sets of registers take turns.  Of
 // crossed operands lanes of odd q take the second of two neighbours along the depth first: `second`.
@@ -273,7 +274,7 @@ void nv_dmma(GEMM_ARGS, __global REAL *scratch, const long packed_a, const long 
     const int number = group, start = PARTS ? get_group_id(1) * span : 0;
     const int slices = PARTS ? min(span, total - start) : total;
 #endif
-    const uint item = CROWDED ? item_again() : get_local_id(0);
+    const uint item = FORGETS_ITEM ? item_again() : get_local_id(0);
     const int lane = item % 32;
     const int warp_m = item / 32 % WARPS_M, warp_n = item / 32 / WARPS_M % WARPS_N;
     const int warp_k = item / 32 / (WARPS_M * WARPS_N);

@@ -38,7 +38,7 @@
 #define PARTS_OF_FILL (STEPS - 1 - FIRST_FILL)
 
 // A number of which the compiler does not know that it had it before.
-INLINE long anew(long x)
+INLINE long again(long x)
 {
     long same;
     asm volatile("mov.b64 %0, %1;" : "=l"(same) : "l"(x));
@@ -56,7 +56,7 @@ INLINE void copy_part(uint to, __global const ELEM *from, long ld, int width, in
     const int copies = COPIES(width, wide);
     // Of copies of 8 bytes there are twice as many, and the distances between their columns, kept
     // from slice to slice, would take registers that products need: some would spill.
-    const long step = turned || wide ? ld : anew(ld);
+    const long step = turned || wide ? ld : again(ld);
     UNROLL
     for (int i = 0; i < copies; i++)
         if (i * PARTS_OF_FILL / copies == part) {
