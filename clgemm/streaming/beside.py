@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from clgemm.streaming.copies import Job
+from clgemm.streaming.copies import LATE_SECONDS, Job, next_ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,8 @@ class CopiesBeside:
 
     def _hear(self) -> _Staged:
         """Wait for a job, and tell of which piece it was."""
-        job = self.ended.get()
+        while (job := next_ended(self.ended, self._jobs, LATE_SECONDS)) is None:
+            pass
         staged = self._jobs.pop(job)
         if job.error is not None:
             raise job.error

@@ -4,14 +4,14 @@ Threads that enqueue commands themselves wait for each other, for the interprete
 driver's, longer than they copy.  So this thread hands a chunk and a staging buffer to a thread,
 sends the buffer to the device when it is filled, starts the way back of what the device has
 computed, and has a thread copy that out of staging when it is there.  It waits for nothing else
-than for something to happen.
+than for something to happen, and copies what no thread has begun for long.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,7 @@ from clgemm.streaming import copy_threads
 from clgemm.streaming.staging import StagingBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from clgemm.streaming.request import Write
 
 PAUSE = 50e-6  # seconds until the device is looked at again
+LATE_SECONDS = 0.02  # that a job may wait for a thread
 
 Chunk = tuple[int, "NDArray[Any]"]
 """Bytes from the start of a device buffer, and the elements that lie there, in C order."""
@@ -112,21 +113,43 @@ class Job:
         self._call = call
         self._into, self._values, self._write = into, values, write
         self.error: BaseException | None = None
-        self.is_done = False
+        self.is_begun = self.is_done = False
         self.lock = threading.Lock()
         """Held while it copies."""
+        self._made = time.monotonic()
+
+    def is_late(self) -> bool:
+        """Tell whether no thread has begun it for long."""
+        return not self.is_begun and time.monotonic() - self._made > LATE_SECONDS
 
     def __call__(self) -> None:
-        """Copy, unless the call is over."""
+        """Copy, unless the call is over or somebody has begun to."""
         with self.lock:
-            if self._call.is_over:
+            if self._call.is_over or self.is_begun:
                 return
+            self.is_begun = True
             try:
                 (self._write or np.copyto)(self._into, self._values)
                 self.is_done = True
             except BaseException as error:  # noqa: BLE001 - the call's own thread raises it
                 self.error = error
         self._call.ended.put(self)
+
+
+def next_ended(ended: SimpleQueue[Job], jobs: Iterable[Job], seconds: float) -> Job | None:
+    """Wait for one of some jobs to end, and return it; None if none does for so long.
+
+    Then the oldest is done here if no thread has begun it for long.  The threads may all be where
+    they cannot copy: one that has just been started can run somebody's finalizer, which multiplies,
+    and waits for the memory of the very call that waits here.
+    """
+    try:
+        return ended.get(timeout=seconds)
+    except Empty:
+        oldest = next(iter(jobs))
+        if oldest.is_late():
+            oldest()
+        return None
 
 
 class Copies:
@@ -180,8 +203,9 @@ class Copies:
     def _wait(self, awaited: cl.Event | None) -> None:
         """Wait for a thread, for a moment, or if none is busy for the device."""
         if self._jobs:
-            with suppress(Empty):
-                self._end(self.ended.get(timeout=PAUSE))
+            job = next_ended(self.ended, self._jobs, PAUSE)
+            if job is not None:
+                self._end(job)
             return
         # Not by looking again and again: some runtimes work only while somebody waits.
         for queue in (self._sent, self._fetched):

@@ -106,6 +106,27 @@ for work in (dense, arrays, explained, copied):
 assert not registry.current().running
 """
 
+# What lies beyond the package's own marks: a thread for copies that has not begun to wait for work.
+BEGINS = """
+begun = set()
+
+def trace(frame, event, argument):
+    me = threading.current_thread()
+    if me.name == "clgemm copy" and me not in begun:
+        begun.add(me)
+        inner()
+
+copied()
+registry.current()
+from clgemm.dispatch import engines
+engines.of(registry.current()).threads.trim()
+time.sleep(0.2)
+threading.settrace(trace)
+copied()
+threading.settrace(None)
+assert begun, "no thread has begun: the test tests nothing"
+copied()
+"""
 
 SEARCHED = """
 dense()
@@ -226,6 +247,12 @@ def run(program, device, *arguments, seconds=PATIENCE, **environment):
 def test_calls_from_within_a_call_at_each_of_its_lines(device):
     """First calls, which open the device and build, and later ones."""
     run(TRACED + EVERYWHERE + UNTRACED, device)
+
+
+@pytest.mark.process
+def test_threads_for_copies_that_multiply_before_they_copy(device):
+    """They wait for the memory of the very call that has them copy."""
+    run(BEGINS, device, seconds=60)
 
 
 @pytest.mark.process

@@ -404,6 +404,23 @@ def test_a_copy_that_fails_fails_the_call(device, threads):
     assert len(threads.staging._spare) == threads.staging.count
 
 
+def test_what_no_thread_begins_is_copied_by_the_call(device, threads):
+    """All of them may wait for what the call holds."""
+    gate, x = gate_to(threads), np.arange(1000, dtype=np.float32).reshape(1, 10, 100)
+    got = np.zeros_like(x)
+    with threads.in_use() as queues, separate(device).memory.lease([4000], MB) as (buffer,):
+        copies = Copies(threads, *queues)
+        for array, to_host in ((x, False), (got, True)):
+            copies.start(BlockCopy(buffer, [(0, array)], to_host=to_host))
+            until(lambda: copies.advance() or not copies._leased)
+    np.testing.assert_array_equal(got, x)
+    got[:], done = -1, threading.Event()
+    threads.submit(done.set)
+    gate.set()
+    assert done.wait(SECONDS)
+    assert (got == -1).all(), "what the call copied is copied once more"
+
+
 @pytest.mark.parametrize("when", [0, 1])
 def test_jobs_are_done_where_threads_cannot_be_started(threads, when, monkeypatch):
     """In the calling thread if there is none; what only prepares is left out then."""

@@ -326,6 +326,19 @@ def test_threads_that_copy_beside_a_call_stay_until_its_end(shared, rng, monkeyp
     assert threads._count == 0
 
 
+def test_what_no_thread_begins_is_copied_by_the_call(shared, rng, monkeypatch):
+    """All of them may wait for what the call holds."""
+    threads, late = engines.of(shared).threads, []
+    monkeypatch.setattr(threads, "submit", late.append)
+    a, b, c = operands(rng)
+    check(shared, a, b, c, beta=0.5)
+    c[:] = -1
+    assert late
+    for job in late:
+        job()
+    assert (c == -1).all(), "what the call copied is copied once more"
+
+
 def test_without_pinned_memory_the_driver_copies_all(shared, rng, monkeypatch):
     monkeypatch.setattr(Staging, "lease", lambda *_: None)
     check(shared, *operands(rng))
