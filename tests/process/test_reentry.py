@@ -71,13 +71,17 @@ def inner():
 count, on_device = 0, ()
 """
 
-# At each line of clgemm's, in each of its threads.
+# At each line of clgemm's, in each of its threads, and before a thread of its own has begun.
 TRACED = """
-package, seen = os.path.dirname(clgemm.__file__), set()
+package, seen, begun = os.path.dirname(clgemm.__file__), set(), set()
 
 def trace(frame, event, argument):
     place = frame.f_code.co_filename, frame.f_lineno
     if not place[0].startswith(package):
+        thread = threading.current_thread()
+        if thread.name.startswith("clgemm") and thread not in begun:
+            begun.add(thread)
+            inner()
         return None
     if event == "line" and place not in seen:
         seen.add(place)
@@ -101,6 +105,7 @@ UNTRACED = """
 sys.settrace(None)
 threading.settrace(None)
 assert count > 500, count
+assert begun, "no thread has begun: the test tests nothing of them"
 for work in (dense, arrays, explained, copied):
     work()
 assert not registry.current().running
