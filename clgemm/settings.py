@@ -166,10 +166,15 @@ def modes() -> Modes:
 
 
 def chooses_route() -> bool:
-    """Tell whether the route is "auto", in a third of the time that `modes` takes."""
+    """Tell whether the route is "auto"."""
+    return modes().route == ROUTES[0]
+
+
+def allows_host() -> bool:
+    """Tell whether the route is not "device", in a third of the time that `modes` takes."""
     if OVERRIDDEN.get() is None and ROUTE not in VARIABLES:
         return True
-    return modes().route == ROUTES[0]
+    return modes().route != "device"
 
 
 def _modes_of_environment() -> Modes:

@@ -11,7 +11,7 @@ from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.errors import ClgemmWarning, DeviceError
 from clgemm.host import blas as host_blas
 from clgemm.problem import INTEGER_DTYPES
-from clgemm.settings import chooses_route
+from clgemm.settings import allows_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def is_small(multiplications: int) -> bool:
     """Tell whether a product of integers is NumPy's without a look at any device."""
-    return multiplications <= MOST_SMALL and chooses_route()
+    return multiplications <= MOST_SMALL and allows_host()
 
 
 def compute(call: Call, by_host: Callable[[Call], object]) -> bool:

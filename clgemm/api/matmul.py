@@ -121,7 +121,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     if not given and (
         x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
     ):
-        if _overridden() is None and ROUTE not in VARIABLES:  # as `chooses_route`, but sooner
+        if _overridden() is None and ROUTE not in VARIABLES:  # as `allows_host`, but sooner
             if x1.ndim == 2 == x2.ndim:
                 (m, k), (rows, n), dtype = x1.shape, x2.shape, x1.dtype
                 size = m * n

@@ -64,7 +64,7 @@ def by(
         return None
     if a.ndim == _MATRIX == b.ndim and a.shape[1] != len(b):
         return None  # which the kind does not tell
-    if not (auto or isinstance(compute, _ByDevice) or settings.chooses_route()):
+    if not (auto or isinstance(compute, _ByDevice) or settings.allows_host()):
         return None
     return compute(a, b) if out is None else compute(a, b, out)
 
@@ -177,7 +177,7 @@ def gemm(arguments: Arguments) -> NDArray[Any] | None:
         compute = compute.get(_is_gram(arguments))
     if compute is None or _is_logged():
         return None
-    if not (isinstance(compute, _ByDevice) or settings.chooses_route()):
+    if not (isinstance(compute, _ByDevice) or settings.allows_host()):
         return None
     found: NDArray[Any] | None = compute.gemm(arguments)
     return found

@@ -16,7 +16,7 @@ from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
-from clgemm.settings import chooses_route
+from clgemm.settings import allows_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,7 +91,7 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not chooses_route():
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not allows_host():
         return repeated.gemm(arguments)
     if plain:
         if m * n * dtype.itemsize >= host_blas.ZEROED:
@@ -133,7 +133,7 @@ def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) ->
         most = MOST if k >= DEEP else SHALLOW
     else:
         product, most = repeated.multiplications(a, b), MOST_STACKED
-    if not 0 < product <= most.get(dtype, 0) or not chooses_route():
+    if not 0 < product <= most.get(dtype, 0) or not allows_host():
         return None
     if is_plain and host_blas.is_outer(a, b):
         return host_blas.outer(a, b, out)

@@ -19,7 +19,7 @@ from clgemm.api.small import LEAST
 from clgemm.contraction import device_operations as on_device
 from clgemm.contraction import numpys
 from clgemm.contraction.pairs import pair
-from clgemm.settings import chooses_route
+from clgemm.settings import allows_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -296,7 +296,7 @@ def _is_tiny(a: Any, b: Any) -> bool:
     """Tell whether NumPy multiplies in less time than it takes to look at the operands."""
     return (
         a.__class__ is _NDARRAY is b.__class__ and 0 < a.ndim <= _MATRIX >= b.ndim
-        and len(a) * b.size <= LEAST and chooses_route()
+        and len(a) * b.size <= LEAST and allows_host()
     )  # fmt: skip
 
 

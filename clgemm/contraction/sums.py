@@ -13,7 +13,7 @@ from clgemm.api.matmul import matmul
 from clgemm.contraction import device_operations as on_device
 from clgemm.contraction import numpys, plans, subscripts
 from clgemm.contraction.products import NUMBERS, plain
-from clgemm.settings import chooses_route
+from clgemm.settings import allows_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,7 +91,7 @@ def _einsum(
         return None
     most = TINY_PAIR if len(arrays) == plans.PAIR else TINY
     elements = math.prod(x.size for x in arrays if x.__class__ is _NDARRAY)
-    if elements <= most and chooses_route() and all(x.__class__ is _NDARRAY for x in arrays):
+    if elements <= most and allows_host() and all(x.__class__ is _NDARRAY for x in arrays):
         return None
     operands = _converted(arrays, given.get("dtype"), given.get("casting", "safe"))
     order = given.get("order", "K")

@@ -368,15 +368,17 @@ def test_it_holds_for_the_modes_and_cores_that_it_was_found_with(
     clgemm.matmul(a, b)
 
 
-def test_what_the_host_computed_holds_for_its_route_alone(device, operands, monkeypatch):
+def test_what_the_host_computed_holds_unless_the_device_is_asked_for(device, operands, monkeypatch):
     a, b = operands
     known = engines.of(device)
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     repeated.remember(a, b, None, None)
     arguments = (2.0, a, b, 0.0, None, 0, 0, 0)
     repeated.remember_gemm(arguments, None)
-    assert repeated.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
-    np.testing.assert_allclose(repeated.gemm(arguments), 2 * (a @ b))
+    for route in ("auto", "host"):
+        monkeypatch.setenv("CLGEMM_ROUTE", route)
+        assert repeated.matmul(a, b).tobytes() == np.matmul(a, b).tobytes()
+        np.testing.assert_allclose(repeated.gemm(arguments), 2 * (a @ b))
     monkeypatch.setenv("CLGEMM_ROUTE", "device")
     assert repeated.matmul(a, b) is None
     assert repeated.gemm(arguments) is None
