@@ -39,12 +39,14 @@ _dot = host_blas.dot
 _DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
 _DOT = {dtype: _MOST[dtype] for dtype in BY_DTYPE}
+_DOT_OUTER = {dtype: host_blas.ONE_THREAD[dtype.kind == "c"] for dtype in BY_DTYPE}
 _DOT_ELEMENTS = 4096
 """Of a result that `numpy.dot` fills with zeros before BLAS computes it, in less time than the
-ufunc machinery of `numpy.matmul` takes: of 36 KB more does not help, of 300 KB it costs 5 us."""
+ufunc machinery of `numpy.matmul` takes: of 36 KB more does not help, of 300 KB it costs 5 us.  For
+outer products `numpy.matmul` has a loop, which takes longer by far."""
 _MOST_STACKED = small.MOST_STACKED
 _logger, _root = repeated.LOGGERS
-_NO_OUTER = min(host_blas.SHORT.values())  # all that is smaller NumPy computes, outer products, too
+_NO_OUTER = 2000  # multiplications, fewer than which take less time than to see what they are
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
 than finding out that it is one tall matrix."""
@@ -104,7 +106,8 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
 
     *Floating-point errors.* A device raises no flags, so `numpy.errstate` does not see an overflow
     or an invalid operation in the product: infinities and NaNs appear without a warning.  The
-    same holds for small matrices, which `numpy.dot` multiplies.
+    same holds for what `numpy.dot` multiplies: small matrices, vectors, columns with rows.  Of
+    complex ones an infinity may leave other parts NaN than in the loop of `numpy.matmul`.
 
     *Symmetry.* `numpy.matmul` makes ``A @ A.T`` exactly symmetric.  So does a device, in about half
     the time of another product; a GPU only from some 3 * 10**9 floating-point operations and inner
@@ -118,42 +121,48 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     """
     # Every check costs a small product a twentieth of its time, and a tenth after others: what each
     # attribute takes is seldom in the caches.  What says that it is an array is one to NumPy, too.
+    # Small products are numpy.dot's, which is matmul's call of BLAS with less ado, where it may.
+    compute: Any = None
+    found: Any = None
     if not given and (
         x1.__class__ is _NDARRAY is x2.__class__ and (out is None or out.__class__ is _NDARRAY)
     ):
         if _overridden() is None and ROUTE not in VARIABLES:  # as `allows_host`, but sooner
-            if x1.ndim == 2 == x2.ndim:
+            axes, axes2 = x1.ndim, x2.ndim
+            if axes == 2 == axes2:
                 (m, k), (rows, n), dtype = x1.shape, x2.shape, x1.dtype
-                size = m * n
-                product = size * rows
+                product = (size := m * n) * rows
                 if (
-                    m > 1 < rows == k and n > 1 and dtype is x2.dtype
-                    and size <= _DOT_ELEMENTS and product <= _DOT.get(dtype, 0)
+                    k == rows and dtype is x2.dtype
+                    and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, 0)
+                    and (size <= _DOT_ELEMENTS if k > 1 else m > 1 < n)  # see `outer` for k = 1
                     and (out is None
                          or (out.flags.carray and out.dtype is dtype and out.shape == (m, n)))
                 ):  # fmt: skip
-                    # matmul's call of BLAS, with less ado
-                    return _dot(x1, x2) if out is None else _dot(x1, x2, out)
-                if product < _NO_OUTER or (
-                    rows > 1 and product <=
-                    (_ROWS if m == 1 or n == 1 else _MOST if rows >= DEEP else _SHALLOW)
-                    .get(dtype, _LEAST)
-                ):  # fmt: skip
-                    return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
-                found = (_by_modes if rows == 1 else _matrices)(x1, x2, out)
-            elif ((x1.ndim == 1 or x2.ndim == 1) and x1.size + x2.size <= _LEAST) or (
-                x1.ndim == 2 and _is_least(x1, x2)
-            ):
-                return _numpys(x1, x2) if out is None else _numpys(x1, x2, out)
+                    compute = _dot
+                elif product <= (
+                    _ROWS if m == 1 or n == 1 else _MOST if rows >= DEEP else _SHALLOW
+                ).get(dtype, _LEAST) and (rows > 1 or size <= _DOT_ELEMENTS):
+                    compute = _numpys
+                else:
+                    found = (_by_modes if rows == 1 else _matrices)(x1, x2, out)
+            elif (axes == 1 or axes2 == 1) and (size := x1.size + x2.size) <= _LEAST:
+                compute = _dot if (
+                    out is None and 2 <= axes + axes2 <= 3 and (k := len(x2)) > 1
+                    and k == x1.shape[-1] and size <= k * _DOT_ELEMENTS
+                    and (dtype := x1.dtype) is x2.dtype and dtype in _DOT
+                ) else _numpys  # fmt: skip
+            elif axes == 2 and _is_least(x1, x2):
+                compute = _numpys
             else:
                 found = _stacks(x1, x2, out)
+            if compute is not None:
+                return compute(x1, x2) if out is None else compute(x1, x2, out)
         else:
             found = _by_modes(x1, x2, out)
-        if found is not None:
-            return found
-    elif not given and (found := repeated_arrays.matmul(x1, x2, out)) is not None:
-        return found
-    return _new_kind(x1, x2, out, given)
+    elif not given:
+        found = repeated_arrays.matmul(x1, x2, out)
+    return _new_kind(x1, x2, out, given) if found is None else found
 
 
 def _is_least(x1: Any, x2: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,8 @@ PANEL_FLOPS = 2e11
 With a quarter as many products take up to 18 % longer, since A is packed anew for each panel."""
 LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to such panels
 _MATRIX = 2  # axes
-OUTER = 1 << 17
-"""Elements of an outer product that is worth the time to load SciPy's BLAS."""
-SHORT, NARROW = {False: 2000, True: 4000}, {False: 2, True: 4}
-"""Elements and columns of real and complex outer products, below which NumPy's loop is as fast."""
-ONE_THREAD = {False: 1 << 18, True: 1 << 15}
-"""Multiplications of real and of complex numbers up to which OpenBLAS starts no other thread."""
+ONE_THREAD = {False: 1 << 17, True: 1 << 15}
+"""Elements of real and of complex outer products for which OpenBLAS starts no other thread."""
 ZEROED = 1 << 16
 """Bytes of a result that SciPy's gemm takes longer to fill with zeros, which it does to one that it
 is not given, than to be given one.  On a Xeon (Emerald Rapids) it takes 1 us longer for 64 KB, 26
@@ -74,53 +69,30 @@ def multiply(call: Call) -> None:
 
 
 def is_outer(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether there are one column and one row to multiply, for which NumPy asks no BLAS.
-
-    And enough of them that SciPy's gemm takes less time than NumPy's loop.
-    """
-    if not (a.ndim == b.ndim == _MATRIX and a.shape[1] == b.shape[0] == 1):
-        return False
-    m, n, is_complex = a.shape[0], b.shape[1], a.dtype.kind == "c"
-    if m == 1 or n < NARROW[is_complex]:  # of vectors NumPy does ask BLAS
-        return False
-    return bool(m * n >= SHORT[is_complex])
+    """Tell whether there are a column and a row to multiply, for which matmul asks no BLAS."""
+    return a.ndim == _MATRIX == b.ndim and a.shape[1] == len(b) == 1 < len(a) and b.shape[1] > 1
 
 
 def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Return a @ b of such operands by SciPy's gemm, in a fraction of the time of NumPy's loop.
+    """Return a @ b of such operands by numpy.dot, in a fraction of the time of matmul's loop.
 
-    What is written is the same: sums of one product.  SciPy would write into a copy of what it
-    cannot write into, so a result of another type or shape is NumPy's, as are mistakes.
+    What is written is the same: sums of one product.  numpy.dot writes into nothing of another
+    type, shape or order, so such a result is matmul's, as are mistakes.
 
-    Rows are taken together that the calling thread computes alone: a thread of SciPy's would wait
-    for milliseconds beside one of NumPy's that looks for work, and delay NumPy's next product.
+    It fills the result with zeros first, and BLAS starts other threads for a large one: so as many
+    rows are taken together as stay in a core's cache, and are computed by it alone.  Of a single
+    row BLAS would take zeros as they are, whatever they are multiplied by.
     """
-    shape = a.shape[0], b.shape[1]
+    shape = m, n = len(a), b.shape[1]
     c = np.empty(shape, dtype_of_product(a.dtype, b.dtype)) if out is None else out
     fits = a.dtype in BY_DTYPE and (c.shape, c.dtype) == (shape, a.dtype) and c.flags.carray
-    fits = fits and not (out is not None and _overlaps(out, a, b))
-    if not fits or not (c.size > OUTER or _asks_scipy(a.dtype.kind == "c")):
+    if not fits or (out is not None and _overlaps(out, a, b)):
         return matmul(a, b, out=c)
-    routine = scipy_blas.gemm(BY_DTYPE[a.dtype].code)
-    m, n = shape
-    rows = max(1, ONE_THREAD[a.dtype.kind == "c"] // n)
-    for start in range(0, m, rows):
-        panel = slice(start, start + rows)
-        routine(1.0, b.T, a[panel].T, c=c[panel].T, overwrite_c=True)
+    rows = max(2, ONE_THREAD[a.dtype.kind == "c"] // n)
+    ends = [*range(rows, m - 1, rows), m]
+    for start, end in zip([0, *ends], ends, strict=False):
+        dot(a[start:end], b, c[start:end])
     return c
-
-
-def _asks_scipy(is_complex: bool) -> bool:
-    """Tell whether SciPy's gemm computes outer products that are not worth the time to load it.
-
-    NumPy's loop and SciPy round complex products differently, so the first one decides on all.
-    """
-    return _was_loaded() if is_complex else scipy_blas.is_loaded()
-
-
-@functools.cache
-def _was_loaded() -> bool:
-    return scipy_blas.is_loaded()
 
 
 def _overlaps(out: NDArray[Any], *operands: NDArray[Any]) -> bool:

@@ -28,11 +28,6 @@ def module() -> ModuleType:
     return lazy_import_apart(_NAME)
 
 
-def is_loaded() -> bool:
-    """Tell whether `module` takes no time."""
-    return _NAME in sys.modules
-
-
 @functools.cache
 def gemm(code: str) -> Any:
     """Return SciPy's own gemm of a precision, whatever a program has put in its place since."""

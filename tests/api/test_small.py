@@ -316,11 +316,41 @@ def test_a_mistake_is_told_in_the_words_of_matmul_alone(monkeypatch):
         assert caught.value.__context__ is None
 
 
-@pytest.mark.parametrize(("rows", "taken"), [(30, False), (60, True)])
-def test_outer_products_worth_it_are_not_numpys_loop(rows, taken, rng, monkeypatch):
+@pytest.mark.parametrize(("columns", "whole"), [(50, True), (2048, True), (2100, False)])
+def test_outer_products_are_not_numpys_loop(columns, whole, rng, monkeypatch):
+    """One that several threads would compute, or that fills a cache, is taken by rows."""
     monkeypatch.delenv("CLGEMM_ROUTE")
     seen, outer = [], host_blas.outer
     monkeypatch.setattr(host_blas, "outer", lambda *x: seen.append(1) or outer(*x))
-    a, b = rng.uniform(-1, 1, (rows, 1)), rng.uniform(-1, 1, (1, 60))
+    monkeypatch.setattr(host_blas, "matmul", None)
+    a, b = rng.uniform(-1, 1, (64, 1)), rng.uniform(-1, 1, (1, columns))
     np.testing.assert_array_equal(clgemm.matmul(a, b), a * b)
-    assert bool(seen) is taken
+    assert bool(seen) is not whole
+
+
+def _special(rng, code, shape):
+    """Draw small whole numbers, of which some are zeros of either sign, infinite or NaN."""
+    x = rng.integers(-3, 4, shape).astype(code)
+    x.flat[rng.integers(x.size)] = rng.choice([np.inf, -np.inf, np.nan, -0.0, 0.0])
+    return x
+
+
+@pytest.mark.parametrize("code", "fd")
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_zeros_infinities_and_nan_are_multiplied_as_by_numpy(code, n, k, rng, monkeypatch):
+    """By a dot that takes a single zero for nothing, what it multiplies would be lost."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    for m in (1, 2, 3, 40) * 8:
+        a, b = _special(rng, code, (m, k)), _special(rng, code, (k, n))
+        spread = np.repeat(b, 2, axis=1)[:, ::2]
+        for x, y in ((a, b), (np.asfortranarray(a), spread), (np.zeros_like(a), b)):
+            with np.errstate(all="ignore"):
+                want, out = np.matmul(x, y), np.full((m, n), 7, code)
+                for got in (clgemm.matmul(x, y), clgemm.matmul(x, y, out)):
+                    np.testing.assert_array_equal(got, want, strict=True)
+                    assert (np.signbit(got) == np.signbit(want))[want == 0].all()
+                for pair in ((x[0], y), (x, y[:, 0]), (x[0], y[:, 0])):
+                    got, want = clgemm.matmul(*pair), np.matmul(*pair)
+                    np.testing.assert_array_equal(got, want, strict=True)
+                    assert type(got) is type(want)
