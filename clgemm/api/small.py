@@ -6,7 +6,7 @@ taken; whatever is unusual about one is left to the faces, which know every rule
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
-from clgemm.settings import allows_host
+from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, allows_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,6 +50,7 @@ MOST_STACKED = _most(SMALL_STACK)
 """The same for stacks, and for products with vectors."""
 LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
+_ZEROED = {dtype: host_blas.ZEROED // dtype.itemsize for dtype in BY_DTYPE}
 _CONJUGATE = 2
 _SWITCH = (0, 1)
 _NO = _SWITCH[0]
@@ -87,35 +88,45 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
         rows, n = b.shape[::-1] if trans_b else b.shape
     except ValueError:  # no two matrices
         return None
-    product = m * n * k
+    product = (size := m * n) * k
     plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not allows_host():
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not (
+        (OVERRIDDEN.get() is None and ROUTE not in VARIABLES) or allows_host()  # sooner than a call
+    ):
         return repeated.gemm(arguments)
-    if plain:
-        if m * n * dtype.itemsize >= host_blas.ZEROED:
-            arguments = alpha, a, b, beta, np.empty((m, n), dtype, "F"), trans_a, trans_b, True
-        elif not (trans_a or trans_b):
-            return cast("NDArray[Any]", _ROUTINES[dtype](alpha, a, b))
-    return cast("NDArray[Any]", _ROUTINES[dtype](*arguments))
+    found: NDArray[Any]
+    if plain and size >= _ZEROED[dtype]:
+        found = _ROUTINES[dtype](
+            alpha, a, b, beta, np.empty((m, n), dtype, "F"), trans_a, trans_b, True
+        )
+    elif plain and trans_a is _NO is trans_b:
+        found = _ROUTINES[dtype](alpha, a, b)
+    else:
+        found = _ROUTINES[dtype](*arguments)
+    return found
 
 
 def _fits(arguments: Arguments, dtype: np.dtype[Any], shape: tuple[int, int]) -> bool:
     """Tell whether beta, `c` and its flag are of the kind that `gemm` takes."""
     _, a, b, beta, c, _, _, overwrite_c = arguments
-    if overwrite_c not in _SWITCH or type(beta) not in _FACTORS[dtype]:
-        return False
-    if not (beta == 0 or _LEAST <= abs(beta) <= _MOST):
+    if not (
+        overwrite_c in _SWITCH
+        and type(beta) in _FACTORS[dtype]
+        and (beta == 0 or _LEAST <= abs(beta) <= _MOST)
+    ):
         return False
     if c is None:
         return True
-    if not (type(c) is _NDARRAY and c.dtype == dtype and c.shape == shape):
+    if not (c.__class__ is _NDARRAY and c.dtype == dtype and c.shape == shape):
         return False
     if not overwrite_c:
         return True
-    shared = np.may_share_memory(c, a) or np.may_share_memory(c, b)
-    return c.flags.behaved and not shared
+    flags = c.flags
+    if flags.owndata and a.flags.owndata and b.flags.owndata:  # half a microsecond sooner
+        return flags.behaved and c is not a and c is not b
+    return flags.behaved and not (np.may_share_memory(c, a) or np.may_share_memory(c, b))
 
 
 def matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> Any:

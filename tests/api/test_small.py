@@ -354,3 +354,29 @@ def test_zeros_infinities_and_nan_are_multiplied_as_by_numpy(code, n, k, rng, mo
                     got, want = clgemm.matmul(*pair), np.matmul(*pair)
                     np.testing.assert_array_equal(got, want, strict=True)
                     assert type(got) is type(want)
+
+
+def test_a_result_that_lies_in_an_operand_is_not_scipys(rng, monkeypatch):
+    """Whichever of them owns the memory."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    memory = np.asfortranarray(rng.uniform(-1, 1, (12, 12)))
+    owner, other = memory.copy("F"), memory.copy("F")
+    half, rest = memory[:, :6], memory[:, 6:]
+    square = np.asfortranarray(rng.uniform(-1, 1, (6, 6)))
+    for a, b, c, taken in [
+        (owner, other, memory, True),
+        (owner, other, owner, False),
+        (owner, other, other, False),
+        (owner, other, owner[:], False),
+        (owner[:], other, owner, False),
+        (owner, other[:], other, False),
+        (half, square, rest, True),
+        (half, square, half, False),
+        (half, square, memory[:, 3:9], False),
+    ]:
+        want = a @ b + 2 * c
+        got = small.gemm(c.dtype, (1.0, a, b, 2.0, c, 0, 0, 1))
+        assert (got is c) is taken
+        assert (got is None) is not taken
+        if taken:
+            np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
