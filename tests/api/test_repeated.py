@@ -564,6 +564,10 @@ def test_outer_products_are_numpys(code, rng, monkeypatch):
         want = np.matmul(overlapping[:, :1], b)
         host_blas.outer(overlapping[:, :1], b, overlapping)
         np.testing.assert_array_equal(overlapping, want)
+        overlapping = np.resize(overlapping, (9000, 41))  # in several pieces
+        want = np.matmul(overlapping[:, 1:2], overlapping[:1])
+        host_blas.outer(overlapping[:, 1:2], overlapping[:1], overlapping)
+        np.testing.assert_allclose(overlapping, want, rtol=exact, atol=exact)
     with pytest.raises(ValueError, match="mismatch"):
         clgemm.matmul(np.ones((40, 5)), np.ones((1, 40)))
 

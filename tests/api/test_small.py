@@ -293,6 +293,18 @@ def test_numpys_dot_has_small_results_alone(code, monkeypatch):
         assert asked.pop().shape == (64, 64)
 
 
+def test_vectors_meet_what_numpy_lets_them_meet(rng, monkeypatch):
+    """Stacks, for which dot is slow, but no numbers."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    vector, stack = rng.uniform(-1, 1, 3), rng.uniform(-1, 1, (3, 3, 3))
+    monkeypatch.setattr(sys.modules["clgemm.api.matmul"], "_dot", None)
+    for pair in ((vector, stack), (stack, vector)):
+        np.testing.assert_array_equal(clgemm.matmul(*pair), np.matmul(*pair), strict=True)
+    for pair in ((vector, np.array(3.0)), (np.array(3.0), vector)):
+        with pytest.raises(ValueError, match="does not have enough dimensions"):
+            clgemm.matmul(*pair)
+
+
 @pytest.mark.parametrize("out", [None, np.zeros((5, 5))], ids=["fresh", "out"])
 def test_what_a_signal_raises_is_heard(out, monkeypatch):
     monkeypatch.delenv("CLGEMM_ROUTE")
