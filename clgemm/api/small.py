@@ -16,7 +16,7 @@ from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
 from clgemm.host import scipy_blas
 from clgemm.problem import BY_DTYPE, INTEGER_DTYPES
-from clgemm.settings import OVERRIDDEN, ROUTE, VARIABLES, allows_host
+from clgemm.settings import allows_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -92,9 +92,7 @@ def gemm(dtype: np.dtype[Any], arguments: Arguments) -> NDArray[Any] | None:
     plain = c is None and beta.__class__ is float and beta == 0.0 and overwrite_c in _SWITCH
     if k != rows or not product or not (plain or _fits(arguments, dtype, (m, n))):
         return None
-    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not (
-        (OVERRIDDEN.get() is None and ROUTE not in VARIABLES) or allows_host()  # sooner than a call
-    ):
+    if product > (MOST if k >= DEEP else SHALLOW)[dtype] or not allows_host():
         return repeated.gemm(arguments)
     found: NDArray[Any]
     if plain and size >= _ZEROED[dtype]:
