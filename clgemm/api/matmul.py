@@ -46,7 +46,7 @@ ufunc machinery of `numpy.matmul` takes: of 36 KB more does not help, of 300 KB 
 outer products `numpy.matmul` has a loop, which takes longer by far."""
 _MOST_STACKED = small.MOST_STACKED
 _logger, _root = repeated.LOGGERS
-_NO_OUTER = 2000  # multiplications, fewer than which take less time than to see what they are
+_TINY = 2000  # multiplications, fewer than which take less time than to see what they are
 TALL = 2_000_000
 """Multiplications of a stack with one operand in common, up to which NumPy's loop takes less time
 than finding out that it is one tall matrix."""
@@ -135,7 +135,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                 if (
                     k == rows and dtype is x2.dtype
                     and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, 0)
-                    and (size <= _DOT_ELEMENTS if k > 1 else m > 1 < n)  # see `outer` for k = 1
+                    and (size <= _DOT_ELEMENTS if k > 1 else m > 1 < n)  # a number: see `outer`
                     and (out is None
                          or (out.flags.carray and out.dtype is dtype and out.shape == (m, n)))
                 ):  # fmt: skip
@@ -168,7 +168,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
 def _is_least(x1: Any, x2: Any) -> bool:
     """Tell whether a matrix times a stack, or a vector, is small whatever its type."""
     product = len(x1) * (size := x2.size)  # as many multiplications in a stack
-    return product < _NO_OUTER or (product <= _LEAST and size > 1 and len(x2) > 1)
+    return product < _TINY or (product <= _LEAST and size > 1 and len(x2) > 1)
 
 
 def _matrices(x1: Any, x2: Any, out: Any) -> Any:

@@ -27,7 +27,9 @@ With a quarter as many products take up to 18 % longer, since A is packed anew f
 LONG = PANEL_FLOPS / 8  # multiplications, of whatever type, which are left to such panels
 _MATRIX = 2  # axes
 ONE_THREAD = {False: 1 << 17, True: 1 << 15}
-"""Elements of real and of complex outer products for which OpenBLAS starts no other thread."""
+"""Elements of a real and of a complex outer product that are computed at once: a core's cache holds
+them.  OpenBLAS starts another thread for more than twice as many real ones, or for more complex
+ones."""
 ZEROED = 1 << 16
 """Bytes of a result that SciPy's gemm takes longer to fill with zeros, which it does to one that it
 is not given, than to be given one.  On a Xeon (Emerald Rapids) it takes 1 us longer for 64 KB, 26
@@ -80,8 +82,9 @@ def outer(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> 
     type, shape or order, so such a result is matmul's, as are mistakes.
 
     It fills the result with zeros first, and BLAS starts other threads for a large one: so as many
-    rows are taken together as stay in a core's cache, and are computed by it alone.  Of a single
-    row BLAS would take zeros as they are, whatever they are multiplied by.
+    rows are taken together as stay in a core's cache, and are computed by it alone, but two at
+    least.  Of one row the operand would be a single element, a number by which numpy.dot scales
+    the other one, and where that is zero it leaves zeros for what is infinite or NaN.
     """
     shape = m, n = len(a), b.shape[1]
     c = np.empty(shape, dtype_of_product(a.dtype, b.dtype)) if out is None else out

@@ -215,6 +215,22 @@ def test_matrices_are_numpys_product_however_they_lie(code, shape, rng, monkeypa
     assert gram.tobytes() == np.matmul(a, a.T).tobytes() == gram.T.tobytes()
 
 
+@pytest.mark.parametrize("code", "fdFD")
+@pytest.mark.parametrize("k", [2, 7, 64])
+def test_vectors_are_numpys_product_however_matrices_lie(code, k, rng, monkeypatch):
+    """BLAS computes all of them, numpy.matmul's loop some, in another order."""
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    a, b = rng.uniform(-1, 1, (40, k)).astype(code), rng.uniform(-1, 1, (k, 30)).astype(code)
+    u, v = rng.uniform(-1, 1, (2, k)).astype(code)
+    factors = [(x, y) for x in _lying(a) for y in (v, v[:, None])]
+    factors += [(x, y) for x in (u, u[None]) for y in _lying(b)]
+    for x, y in factors:
+        got, want = clgemm.matmul(x, y), np.matmul(x, y)
+        bound = 2 * k * np.finfo(code).eps * (np.abs(x) @ np.abs(y))
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        assert np.all(np.abs(got - want) <= bound)
+
+
 def _outcome(multiply, a, b):
     try:
         product = multiply(a, b)
