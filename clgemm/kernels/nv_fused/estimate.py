@@ -1,7 +1,7 @@
 """How long `nv_fused` and `nv_split` take for a problem: estimates from which a plan is chosen.
 
-Constants of `nv_fused` were fitted to drawn products on an H100, and those of short k to 144 stacks
-and 88 products on an H200, on which those of `nv_split` were found.
+Constants of `nv_fused` in bf16 were fitted to drawn products on an H100, and to 144 stacks and 88
+products on an H200, on which those in fp16 were measured and those of `nv_split` found.
 """
 
 from __future__ import annotations
@@ -24,49 +24,89 @@ if TYPE_CHECKING:
     from clgemm.problem import Gemm
 
 
-class Times(NamedTuple):
-    """Seconds of a tile on a compute unit."""
+Turns = tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]]
 
-    turn: float
-    """32 deep, of reals."""
-    turn_complex: float
-    next: float
-    """What each further task of a work-group takes beside its turns if the tile before is stored
-    meanwhile, and ..."""
-    stored: float
+
+class Times(NamedTuple):
+    """Nanoseconds of a tile on a compute unit."""
+
+    bf16: dict[str, int]
+    """Of a turn, 32 deep, by the precision, and ..."""
+    fp16: dict[str, Turns]
+    """... in fp16 also as rows of X lie, and as those of Y do: see how_rows_lie."""
+    next: tuple[int, int]
+    """What each further task of a work-group takes beside its turns, in bf16 and in fp16, if the
+    tile before is stored meanwhile, and ..."""
+    stored: tuple[int, int]
     """... if it is stored before."""
 
 
-def _times(*nanoseconds: float) -> Times:
-    return Times(*(number * 1e-9 for number in nanoseconds))
-
-
 TIMES = {
-    Tile(1, 256, 1): (_times(2080, 2050, 2800, 4000), _times(1520, 1180, 3700, 7100)),
-    Tile(1, 192, 1): (_times(1580, 1500, 2300, 2600), _times(1200, 1040, 2000, 4500)),
-    Tile(1, 128): (_times(1770, 1480, 3400, 4900), _times(1310, 1190, 5300, 7800)),
-    Tile(1, 96): (_times(1520, 1390, 2300, 2500), _times(1240, 1070, 2500, 2900)),
-    Tile(1, 64): (_times(1070, 1000, 2600, 2100), _times(920, 910, 2200, 2400)),
+    Tile(1, 256, 1): Times(
+        {"s": 2080, "c": 2050},
+        {
+            "s": ((1580, 2080, 1380), (1500, 2180, 1430), (1510, 1810, 1510)),
+            "c": ((1200, 1220, 1200), (1180, 1220, 1150), (1170, 1220, 1200)),
+        },
+        (2800, 3700),
+        (4000, 3700),
+    ),
+    Tile(1, 192, 1): Times(
+        {"s": 1580, "c": 1500},
+        {
+            "s": ((1130, 1290, 980), (1180, 1360, 1120), (1070, 1120, 990)),
+            "c": ((990, 990, 940), (990, 1030, 970), (970, 940, 990)),
+        },
+        (2300, 2000),
+        (2600, 3100),
+    ),
+    Tile(1, 128): Times(
+        {"s": 1770, "c": 1480},
+        {
+            "s": ((1290, 1440, 1320), (1460, 1940, 1510), (1330, 1480, 1460)),
+            "c": ((1190, 1270, 1290), (1470, 1560, 1560), (1410, 1380, 1360)),
+        },
+        (3400, 5300),
+        (4900, 4800),
+    ),
+    Tile(1, 96): Times(
+        {"s": 1520, "c": 1390},
+        {
+            "s": ((1070, 1200, 960), (1380, 1330, 1250), (970, 1070, 930)),
+            "c": ((960, 970, 920), (1000, 1010, 940), (900, 920, 910)),
+        },
+        (2300, 3500),
+        (2500, 3300),
+    ),
+    Tile(1, 64): Times(
+        {"s": 1070, "c": 1000},
+        {
+            "s": ((840, 910, 860), (1130, 1190, 1050), (780, 930, 750)),
+            "c": ((790, 790, 780), (850, 850, 830), (770, 770, 790)),
+        },
+        (2600, 2900),
+        (2100, 1900),
+    ),
 }
-"""Of bf16, and of fp16, of which 256 and 192 rows are never stored meanwhile: see ASYNC_TURNS."""
+"""Tiles of 256 and 192 rows are never stored meanwhile in fp16: see ASYNC_TURNS.
+
+Turns of fp16 are those of 132 tiles, 48 turns deep, on an H200, times what 700 ways of 140 drawn
+products took more, .99 to 1.08; two of the nine, anywhere beside aligned, are put together.
+"""
 TURNS_OF_FP16 = 6
 """Turns of a tile from which on it is tried in fp16: shorter ones take as long, or longer."""
-MISALIGNED = {"s": 88e-9, "c": 47e-9}
-"""Seconds more of a turn of fp16 for a producer's chunk of which rows lie along k from anywhere."""
-EMPTY_ROWS = 0.36  # of a turn, the share that depends on rows of X and Y that are there, ...
+EMPTY_ROWS = 0.36  # of a turn of bf16, the share that depends on rows that are there, ...
 EMPTY_TILE = 0.2  # ... and of what a further task takes, the share that depends on elements of C
 LAUNCH = 7.7e-6, 11.5e-6  # of the launch, until a first tile's products begin, and its store
 STORED = 1e10  # bytes a second that a compute unit stores while all do
-TICKET = 3.4e-6, 1.6e-6  # until a work-group knows that it is the last of its tile, and ...
-GATHERED = 4.7e10  # ... bytes a second that it reads of the parts, ...
+TICKET = 3.4e-6, 0.3e-6  # until a work-group knows that it is the last of its tile, and ...
+GATHERED = 3e10  # ... bytes a second that it reads of the parts, ...
 SHARES = 8  # ... or so many work-groups, each of its share: see nv_fused/gemm.cl
 MOST_PLACES = 32
 """Places of k at which pieces may begin that are unit fractions of a tile: nv_split/layout.py."""
 FEW_PLACES = 8
 """The same of other pieces, which end in another tile than they begin in."""
 TURN = 32  # reals of k
-PRODUCERS = 256  # work-items that read and split, ...
-CHUNKS = 4  # ... of each row so many chunks a turn
 ACROSS, ANYWHERE, ALIGNED = 0, 1, 2
 """How rows of an operand lie: across k, along it from anywhere, or from multiples of 16 bytes."""
 ASYNC_TURNS = {256: 3, 192: 5, 128: 8, 96: 8, 64: 8}
@@ -115,16 +155,13 @@ def takes_fp16(g: Gemm) -> bool:
 
 
 def _turn(g: Gemm, tile: Tile) -> float:
-    precision, is_fp16 = precision_of(g), takes_fp16(g)
-    times = TIMES[tile][is_fp16]
-    turn = times.turn_complex if precision.is_complex else times.turn
-    if is_fp16:
-        for is_y, rows in ((False, tile.bx), (True, tile.by // precision.parts)):
-            if how_rows_lie(g, is_y=is_y) == ANYWHERE:
-                turn += rows * CHUNKS / PRODUCERS * MISALIGNED[g.precision]
+    times = TIMES[tile]
+    if takes_fp16(g):
+        rows_x, rows_y = (how_rows_lie(g, is_y=is_y) for is_y in (False, True))
+        return times.fp16[g.precision][rows_x][rows_y] * 1e-9
     filled_x, filled_y = _filled(g, tile)
     filled = (filled_x * tile.bx + filled_y * tile.by) / (tile.bx + tile.by)
-    return turn * (1 - EMPTY_ROWS * (1 - filled))
+    return times.bf16[g.precision] * 1e-9 * (1 - EMPTY_ROWS * (1 - filled))
 
 
 def _filled(g: Gemm, tile: Tile) -> tuple[float, float]:
@@ -135,9 +172,8 @@ def _filled(g: Gemm, tile: Tile) -> tuple[float, float]:
 
 def _further(g: Gemm, tile: Tile, rounds: int) -> float:
     """Give what each further task of a work-group takes beside its turns."""
-    times = TIMES[tile][takes_fp16(g)]
-    seconds = times.next if _is_async(g, tile, rounds) else times.stored
-    return seconds * (1 - EMPTY_TILE * (1 - math.prod(_filled(g, tile))))
+    times = TIMES[tile].next if _is_async(g, tile, rounds) else TIMES[tile].stored
+    return times[takes_fp16(g)] * 1e-9 * (1 - EMPTY_TILE * (1 - math.prod(_filled(g, tile))))
 
 
 def _is_async(g: Gemm, tile: Tile, rounds: int) -> bool:

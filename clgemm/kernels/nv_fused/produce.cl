@@ -84,7 +84,7 @@ enum { how_y = ROWS_OF_Y, rows_y = ROWS_Y, height_y = BY, is_y = 1 };
 #define FETCH(s, u)                                                                            \
     at_##s##u += step_##s;                                                                     \
     fetch(HAS(s, u) && (!IS_COMPLEX || more), &raw_##s##u, at_##s##u, pitch_##s, how_##s);
-#define LATE(s, u) (how_##s == ANYWHERE ? late_of(at_##s##u) : 0)
+#define LATE(s, u) late_of(at_##s##u, how_##s)
 // Take a chunk from where it was read to, split it, start to read the next one to there, and keep parts.
 #define TAKE(s, u, raw, late, SPLIT, next, count)                                              \
     {                                                                                          \
