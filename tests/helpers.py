@@ -175,6 +175,13 @@ def press_at_any_moment(work, check, rng):
                 armed.clear()
         signal.setitimer(signal.ITIMER_REAL, 0)
 
+    def hook(raised):
+        # A press in a finalizer ends there.  Of that pytest's hook writes a report, and an error if
+        # the next press falls into it.
+        if not issubclass(raised.exc_type, KeyboardInterrupt):
+            report(raised)
+
+    report, sys.unraisablehook = sys.unraisablehook, hook
     whole, end = 1e-3, time.monotonic() + PATIENCE  # seconds of work, as far as is known
     before, presses, turn = signal.signal(signal.SIGALRM, press), 0, 0
     try:
@@ -202,6 +209,7 @@ def press_at_any_moment(work, check, rng):
     finally:
         stop()
         signal.signal(signal.SIGALRM, before)
+        sys.unraisablehook = report
 
 
 def heard(call):

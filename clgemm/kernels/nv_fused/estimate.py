@@ -90,7 +90,7 @@ TIMES = {
 }
 """Tiles of 256 and 192 rows are never stored meanwhile in fp16: see ASYNC_TURNS.
 
-Turns of fp16 are those of 132 tiles, 48 turns deep, on an H200, times what 700 ways of 140 drawn
+Turns of fp16 are those of 132 tiles, 48 turns deep, on an H200, times what 635 ways of 128 drawn
 products took more, .99 to 1.08; two of the nine, anywhere beside aligned, are put together.
 """
 TURNS_OF_FP16 = 6
