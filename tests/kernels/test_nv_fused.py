@@ -957,3 +957,19 @@ def test_tiles_that_read_rows_along_k_slowly_are_left_out(code, extents, tile, l
         return min(way.seconds for way in estimate._ways(g, tile, 132))
 
     assert least(longer) > 1.05 * least(tile)
+
+
+@pytest.mark.parametrize(
+    ("code", "tile", "slower"),
+    [("c", Tile(1, 128), "x"), ("s", Tile(1, 64), "x"), ("s", Tile(1, 192, 1), "y")],
+)
+def test_it_matters_which_operand_s_rows_lie_along_k(code, tile, slower):
+    """An H200: turns of these tiles take 16, 24 and 9 % longer than with the other's along k."""
+    m, n, k = 12 * tile.by // PRECISIONS[code].parts, 11 * tile.bx, 1537
+    across = of_size(m, n, k, code)._replace(trans_b=True, ldb=n)
+    along = {
+        "x": across._replace(trans_b=False, ldb=k),
+        "y": across._replace(trans_a=True, lda=k),
+    }
+    seconds = {name: whole_seconds(g, tile) for name, g in along.items()}
+    assert seconds.pop(slower) > 1.05 * max(seconds.popitem()[1], whole_seconds(across, tile))

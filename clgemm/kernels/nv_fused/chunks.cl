@@ -70,8 +70,8 @@ INLINE void load_vector_if(int wanted, float4 *v, Bytes at)
 // those of the chunk before.  Else it loads to others and copies, and who copies waits for the load.
 // Of reals, that have more loads, it would keep some in memory instead, which takes longer.
 //
-// Complex elements are read in twos or one by one, never in three vectors as reals are: an H200 then took
-// half as long again for tiles of 64 rows of Y, and 3 % more for others.
+// Complex elements are read in twos or one by one, never in three vectors as reals are: with those an H200
+// took up to three quarters longer for tiles of 64 rows of Y, and 3 % longer for others.
 INLINE void fetch(int wanted, Raw *r, Bytes at, uint pitch, const int how)
 {
 #if IS_COMPLEX
