@@ -6,13 +6,18 @@ NumPy's arrays: SciPy and NumPy themselves, clgemm as it routes such a call (to 
 with CLGEMM_ROUTE=device.  Arrays on the device: with `out`, without, and with waiting for the
 result; where nobody waits, the time is the host's alone.  Medians of many calls in turn, less what
 timing one takes.  Each result is checked before it is timed.
+
+NumPy's arrays in turn with others: each call after a product of 200 x 200 of NumPy's, which is not
+timed and leaves nothing else in a core's caches, as a program's other work does.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +38,8 @@ if TYPE_CHECKING:
 
 ROUTE = "CLGEMM_ROUTE"
 ROUNDS = 5
+NEIGHBOUR = 200  # rows and columns of a product in between
+TURNS = 500  # of each call in a round
 
 
 def operands(code: str, n: int) -> list[NDArray[Any]]:
@@ -87,6 +94,7 @@ def timed(code: str, n: int, rounds: int) -> Iterator[tuple[str, dict[str, float
     of_numpy = numpy_calls(code, n)
     try:
         yield "NumPy's arrays", _timed(of_numpy, alternating.nothing, want, rounds)
+        yield "NumPy's, in turn with others", _in_turn(code, of_numpy, rounds)
         os.environ[ROUTE] = "device"
         sent = {name: run for name, run in of_numpy.items() if name.startswith("clgemm")}
         yield "NumPy's, sent to the device", _timed(sent, alternating.nothing, want, rounds)
@@ -95,6 +103,25 @@ def timed(code: str, n: int, rounds: int) -> Iterator[tuple[str, dict[str, float
         os.environ.pop(ROUTE, None)
         if before is not None:
             os.environ[ROUTE] = before
+
+
+def _in_turn(code: str, calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Time calls of whose code and data nothing is left in the nearest caches."""
+    x, clock, rng = operands(code, NEIGHBOUR)[0], time.perf_counter, np.random.default_rng(3)
+    a, b = calls["numpy.matmul(a, b)"].args  # type: ignore[attr-defined]  # of a partial
+    python = partial(clgemm.matmul.__func__, a, b)  # type: ignore[attr-defined]  # of _StandIn
+    everyone: dict[str, Callable[[], Any]] = {
+        **calls, "clgemm.matmul(a, b), nothing compiled": python, "nothing": alternating.nothing
+    }  # fmt: skip
+    times: dict[str, list[float]] = {name: [] for name in everyone}
+    for _ in range(TURNS * rounds):
+        for name in rng.permutation(list(everyone)):
+            np.matmul(x, x)
+            start = clock()
+            everyone[name]()
+            times[name].append(clock() - start)
+    floor = statistics.median(times.pop("nothing"))
+    return {name: 1e6 * (statistics.median(found) - floor) for name, found in times.items()}
 
 
 def _timed(

@@ -164,6 +164,7 @@ def _routine(code: str) -> Routine:
     routine.typecode = routine.prefix = code
     routine.dtype, routine.int_dtype = precision.dtype, np.dtype(np.intc)
     routine.module_name = __name__
+    small.faces[dtype] = routine
     return routine
 
 

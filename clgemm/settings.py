@@ -151,6 +151,8 @@ class Modes(NamedTuple):
 
 _KNOWN_MODES: dict[tuple[Any, Any], Modes] = {}
 OVERRIDDEN: ContextVar[Modes | None] = ContextVar("clgemm modes", default=None)
+WAS_OVERRIDDEN = bytearray(1)
+"""Not 0 if it was ever anything else than None, in whatever thread: for `api.shortcut`."""
 
 
 def modes() -> Modes:
@@ -200,6 +202,7 @@ def using(**changes: str) -> Iterator[Modes]:
         if value not in allowed.get(name, ()):
             known = "; ".join(f"{mode}: {', '.join(values)}" for mode, values in allowed.items())
             raise ValueError(f"using: {name}={value!r} is no mode; there are {known}")
+    WAS_OVERRIDDEN[0] = 1
     token = OVERRIDDEN.set(modes()._replace(**changes))
     try:
         yield modes()

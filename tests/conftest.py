@@ -62,6 +62,7 @@ def _nothing_computed_before() -> None:
     known = engines.opened()
     if known is not None:
         known.repeated.clear()
+    registry.changed()
 
 
 def runs(family: KernelFamily, traits: DeviceTraits, codes: Iterable[str] = ELEMENTS) -> bool:

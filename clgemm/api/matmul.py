@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from clgemm.api import device_arrays, integers, repeated, repeated_arrays, small, stacks
+from clgemm.api import (
+    device_arrays,
+    integers,
+    repeated,
+    repeated_arrays,
+    shortcut,
+    small,
+    stacks,
+)
 from clgemm.api.arguments import is_device_array
 from clgemm.api.drop_in import stands_in_for
 from clgemm.api.ufunc_result import wrapped
@@ -163,6 +171,26 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
     elif not given:
         found = repeated_arrays.matmul(x1, x2, out)
     return _new_kind(x1, x2, out, given) if found is None else found
+
+
+def rules_of_shortcut(by_matmul: Any, by_dot: Any) -> tuple[Any, ...]:
+    """Return what the compiled part of `matmul` decides by: the figures of the function here.
+
+    Parameters
+    ----------
+    by_matmul, by_dot : callable
+        What it calls where the function here calls `numpy.matmul` and `numpy.dot`.
+    """
+    limits = tuple(
+        (dtype, _MOST[dtype], _SHALLOW[dtype], _ROWS[dtype], outer, _MOST_STACKED[dtype])
+        for dtype, outer in _DOT_OUTER.items()
+    )
+    of = _NDARRAY, shortcut.MODES, by_matmul, by_dot, shortcut.HOSTED, (_logger, _root)
+    return *of, limits, (DEEP, _DOT_ELEMENTS, _LEAST)
+
+
+if shortcut.MODULE is not None:
+    matmul.rules_of_matmul(*rules_of_shortcut(_numpys, _dot))  # type: ignore[attr-defined]  # of _StandIn
 
 
 def _is_least(x1: Any, x2: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clgemm.api import repeated
+from clgemm.api import repeated, shortcut
 from clgemm.dispatch.integers import MOST_SMALL
 from clgemm.dispatch.route import DEEP, SMALL_FLOPS, SMALL_SHALLOW, SMALL_STACK
 from clgemm.host import blas as host_blas
@@ -24,11 +24,19 @@ if TYPE_CHECKING:
     from clgemm.api.repeated import Arguments
 
 
+faces: dict[np.dtype[Any], Any] = {}
+"""clgemm's gemm by dtype: with SciPy's, what is compiled of it can do without the code here."""
+
+
 class _Routines(dict[np.dtype[Any], Any]):
     """SciPy's gemm by dtype, asked for at its first use: later ones find it here at once."""
 
     def __missing__(self, dtype: np.dtype[Any]) -> Any:
-        return self.setdefault(dtype, scipy_blas.gemm(BY_DTYPE[dtype].code))
+        found = self.setdefault(dtype, scipy_blas.gemm(BY_DTYPE[dtype].code))
+        face = faces.pop(dtype, None)
+        if shortcut.MODULE is not None and face is not None:
+            face.rules_of_gemm(*rules_of_shortcut(dtype, found))
+        return found
 
 
 _ROUTINES = _Routines()
@@ -51,6 +59,14 @@ MOST_STACKED = _most(SMALL_STACK)
 LEAST = min(SHALLOW.values())
 """Up to which a product is small, whatever its type."""
 _ZEROED = {dtype: host_blas.ZEROED // dtype.itemsize for dtype in BY_DTYPE}
+
+
+def rules_of_shortcut(dtype: np.dtype[Any], routine: Any) -> tuple[Any, ...]:
+    """Return what the compiled part of a gemm decides by, and SciPy's routine: see `gemm`."""
+    limits = dtype, MOST[dtype], SHALLOW[dtype], _ZEROED[dtype]
+    return _NDARRAY, shortcut.MODES, routine, limits, DEEP
+
+
 _CONJUGATE = 2
 _SWITCH = (0, 1)
 _NO = _SWITCH[0]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clgemm import settings
 from clgemm._version import __version__
+from clgemm.api import shortcut
 from clgemm.cli import cache
 from clgemm.host import openblas, spinning, threads
 from clgemm.kernels import FAMILIES
@@ -70,6 +71,8 @@ def _host() -> str:
         lines = [f"NumPy's BLAS: OpenBLAS, {library.core} kernels, {library.threads()} threads"]
     lines.append(f"its idle threads {spinning.state(library)}")
     lines.append(f"cores that a CPU device may use now: {threads.limit()}")
+    language = "Python: no C was compiled" if shortcut.MODULE is None else "C"
+    lines.append(f"which small products are NumPy's is told in {language}")
     why_not = machine_code.why_not()
     lines.append(f"interposition: {'possible' if why_not is None else f'not possible: {why_not}'}")
     return "\n".join(lines)

@@ -31,7 +31,7 @@ from clgemm.host import blas as host_blas
 from clgemm.host import openblas, spinning, threads
 from clgemm.layouts import is_aligned, layout_of
 from clgemm.problem import ELEMENT_OF, INTEGERS, PRECISIONS, Call, describe
-from clgemm.runtime import reentry
+from clgemm.runtime import reentry, registry
 from clgemm.runtime.opencl_errors import translated, translated_errors
 from clgemm.runtime.processor import has_more_cores, usable_cores
 from clgemm.streaming.copy_threads import CopyThreads
@@ -114,6 +114,7 @@ class Engine:
         """Decide anew on every kind of call."""
         self.decisions.clear()
         self.repeated.clear()
+        registry.changed()
         self.forgotten += 1
 
     def remember(self, key: Hashable, decision: Any) -> None:

@@ -35,6 +35,8 @@ states: dict[int, tuple[Device, QueueState]] = {}
 in_use: Device | None = None
 """The device that calls use, None before one is opened.  `opened` says the same: this is for the
 path of every call, and nobody else sets it."""
+at_change: list[Callable[[], None]] = []
+"""Called when another device is in use than before, and when decisions of its are forgotten."""
 _chosen: Device | None = None
 _others: tuple[Device, ...] = ()
 forgetting: list[Callable[[Device], None]] = []
@@ -68,12 +70,19 @@ def current() -> Device | None:
             )
             _others = tuple(more)
             in_use = _chosen = first
+            changed()
     return in_use
 
 
 def opened() -> Device | None:
     """Return the device that calls use if there is one; never opens it."""
     return in_use
+
+
+def changed() -> None:
+    """Have everybody forget what was decided for the device that was in use."""
+    for forget in at_change:
+        forget()
 
 
 def others() -> tuple[Device, ...]:
@@ -199,10 +208,12 @@ def using(device: Device) -> Iterator[Device]:
     """Make `device` the current one inside a with block."""
     global in_use  # noqa: PLW0603 - see current()
     before, in_use = in_use, device
+    changed()
     try:
         yield device
     finally:
         in_use = before
+        changed()
 
 
 def _after_fork_in_child() -> None:
@@ -214,6 +225,7 @@ def _after_fork_in_child() -> None:
     states.clear()
     _foreign.clear()
     in_use, _chosen, _others = None, None, ()
+    changed()
     _timer = IdleTimer(IDLE_SECONDS, give_back)
 
 

@@ -11,7 +11,7 @@ import pytest
 import scipy.linalg.blas
 
 import clgemm
-from clgemm.api import small
+from clgemm.api import shortcut, small
 from clgemm.dispatch import engines
 from clgemm.host import blas as host_blas
 from clgemm.problem import PRECISIONS
@@ -19,6 +19,15 @@ from clgemm.runtime import registry
 from clgemm.tuning.measure.verify import random_matrix
 
 pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(autouse=True, params=["compiled", "python"])
+def _by(request, monkeypatch):
+    """Have what is compiled tell what is small, and Python's function, as it does elsewhere."""
+    if request.param == "python":
+        monkeypatch.setattr(clgemm, "matmul", clgemm.matmul.__func__)
+    elif shortcut.MODULE is None:
+        pytest.skip("clgemm.api._shortcut was not compiled here")
 
 
 def _arguments(alpha, a, b, trans_a=0, trans_b=0, *, beta=0.0, c=None, overwrite_c=0):
@@ -299,13 +308,14 @@ def test_matrices_of_another_byte_order_go_into_such_a_result(
 def test_numpys_dot_has_small_results_alone(code, monkeypatch):
     """It fills a result with zeros first, which takes longer the larger that is."""
     monkeypatch.delenv("CLGEMM_ROUTE")
-    asked = []
-    monkeypatch.setattr(sys.modules["clgemm.api.matmul"], "_dot", lambda x, y: asked.append(x @ y))
+    asked, module = [], sys.modules["clgemm.api.matmul"]
+    monkeypatch.setattr(module, "_dot", lambda x, y: asked.append(x @ y))
+    matmul = module.matmul.__func__
     for k in (2, 9):
         a, b = np.ones((65, k), code), np.ones((k, 64), code)
-        assert clgemm.matmul(a, b).shape == (65, 64)
+        assert matmul(a, b).shape == (65, 64)
         assert not asked
-        clgemm.matmul(a[:64], b)
+        matmul(a[:64], b)
         assert asked.pop().shape == (64, 64)
 
 
@@ -331,7 +341,7 @@ def test_what_a_signal_raises_is_heard(out, monkeypatch):
 
     monkeypatch.setattr(module, "_dot", interrupted)
     with pytest.raises(ValueError, match="by a handler"):
-        clgemm.matmul(a, a, out)
+        module.matmul.__func__(a, a, out)
     with pytest.raises(ValueError, match="mismatch in its core dimension"):
         clgemm.matmul(a, np.ones((6, 5)), out)
 

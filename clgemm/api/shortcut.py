@@ -1,0 +1,56 @@
+"""The compiled part of a call's path, where there is one: see `_shortcut.c`.
+
+Products of plain arrays that NumPy computes reach it without any code of Python's.  Everything is
+right without it, and small products take half a microsecond longer, or several where other data has
+taken the place of Python's in the caches.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clgemm import settings
+from clgemm.runtime import registry
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
+_MATRIX = 2  # axes
+
+
+def _compiled() -> Any:
+    """Return the compiled module if there is one that reads arrays as they are, else None."""
+    try:
+        found = importlib.import_module("clgemm.api._shortcut")
+    except ImportError as error:
+        _log.debug("small products go through Python's code: %s", error)
+        return None
+    for dtype in (np.float32, np.complex128):
+        x = np.empty((5, 7), dtype).T[1:, ::-2]
+        if found.seen(x) != (x.shape, x.strides, x.dtype):
+            _log.warning("small products go through Python's code: NumPy's arrays lie otherwise")
+            return None
+    return found
+
+
+MODULE = _compiled()
+"""What was compiled for this Python, None where nothing was."""
+MODES = settings.VARIABLES, settings.ROUTE, settings.OVERRIDDEN, settings.WAS_OVERRIDDEN
+"""What tells whether a mode is set: see `settings`."""
+Called: Any = staticmethod if MODULE is None else MODULE.Shortcut
+"""What calls a function, `__func__`; a compiled one calls NumPy in its place by its rules."""
+HOSTED = None if MODULE is None else MODULE.Kinds()
+"""Kinds of products beyond the limits that NumPy has computed on the device in use."""
+if HOSTED is not None:
+    registry.at_change.append(HOSTED.clear)
+
+
+def leave_to_numpy(a: NDArray[Any], b: NDArray[Any]) -> None:
+    """Have NumPy compute products of such arrays without asking again, until decisions change."""
+    if HOSTED is not None and 0 < a.ndim <= _MATRIX >= b.ndim > 0:
+        HOSTED.add(a, b)
