@@ -417,7 +417,7 @@ def test_every_small_call_is_checked_and_timed(monkeypatch):
     assert set(routes) == {None, "device"}
     assert os.environ["CLGEMM_ROUTE"] == "host", "it was left as it was"
     sizes = [len(times) for times in groups.values()]
-    assert sizes == [6, 3, 5]
+    assert sizes == [6, 7, 3, 5]
     monkeypatch.setattr(clgemm, "matmul", lambda a, b, out=None: matmul(a, b, out=out) + 1)
     with pytest.raises(SystemExit, match="WRONG"):
         dict(bench_overhead.timed("s", 5, 1))
