@@ -172,12 +172,13 @@ is_logged(const Shortcut *self)
     return 1;
 }
 
-/* What a decision depends on: of vectors the missing extent is -1. */
+/* What a decision depends on: of vectors the missing extent is -1.  A result is a fresh one, or stored
+   into an array that lies as a fresh one does: an address is even. */
 static void
-describe(Py_ssize_t words[WORDS], const Array *a, const Array *b)
+describe(Py_ssize_t words[WORDS], const Array *a, const Array *b, int is_stored)
 {
     const int rows = a->ndim == MATRIX, columns = b->ndim == MATRIX;
-    words[0] = (Py_ssize_t)a->dtype;
+    words[0] = (Py_ssize_t)a->dtype + is_stored;
     words[1] = rows ? a->shape[0] : -1;
     words[2] = b->shape[0];
     words[3] = columns ? b->shape[1] : -1;
@@ -215,7 +216,8 @@ array_of(PyObject *object)
 }
 
 PyDoc_STRVAR(kinds_add_doc,
-"add(a, b, /)\n--\n\nKeep the kind of a product of matrices or vectors; too many replace each other.");
+"add(a, b, is_stored, /)\n--\n\nKeep the kind of a product of matrices or vectors, stored into an array that "
+"`numpy.dot` could store it into, or fresh; too many replace each other.");
 
 static PyObject *
 kinds_add(PyObject *object, PyObject *args)
@@ -223,11 +225,13 @@ kinds_add(PyObject *object, PyObject *args)
     PyObject *x, *y;
     const Array *a, *b;
     Py_ssize_t words[WORDS];
-    if (!PyArg_ParseTuple(args, "OO:add", &x, &y) || !(a = array_of(x)) || !(b = array_of(y)))
+    int is_stored;
+    if (!PyArg_ParseTuple(args, "OOp:add", &x, &y, &is_stored) || !(a = array_of(x)) ||
+        !(b = array_of(y)))
         return NULL;
     if (a->ndim < 1 || a->ndim > MATRIX || b->ndim < 1 || b->ndim > MATRIX)
         return PyErr_Format(PyExc_ValueError, "add: of %d and %d axes", a->ndim, b->ndim);
-    describe(words, a, b);
+    describe(words, a, b, is_stored);
     memcpy(place_of(((Kinds *)object)->table, words)->words, words, sizeof words);
     Py_RETURN_NONE;
 }
@@ -270,10 +274,10 @@ static PyType_Spec kinds_spec = {
 };
 
 static Side
-met(const Shortcut *self, const Array *a, const Array *b)
+met(const Shortcut *self, const Array *a, const Array *b, int is_stored)
 {
     Py_ssize_t words[WORDS];
-    describe(words, a, b);
+    describe(words, a, b, is_stored);
     if (memcmp(place_of(self->hosted->table, words)->words, words, sizeof words) != 0)
         return PYTHON;
     const int logged = is_logged(self);
@@ -307,14 +311,14 @@ side_of_matrices(const Shortcut *self, const Limits *most, const Array *a, const
         return PYTHON;
     const double size = (double)m * (double)n, product = size * (double)k;
     const int few = size <= self->dot_elements;
-    if ((k > 1 ? few && product <= most->deep : m > 1 && n > 1 && product <= most->outer) &&
-        (out == NULL || takes_dot(out, a->dtype, m, n)))
+    const int fits = out == NULL || takes_dot(out, a->dtype, m, n);
+    if (fits && (k > 1 ? few && product <= most->deep : m > 1 && n > 1 && product <= most->outer))
         return DOT;
     const double limit =
         m == 1 || n == 1 ? most->line : k >= self->inner ? most->deep : most->shallow;
     if (product <= limit && (k > 1 || few))
         return MATMUL;
-    return k > 1 && out == NULL ? met(self, a, b) : PYTHON;
+    return k > 1 && fits ? met(self, a, b, out != NULL) : PYTHON;
 }
 
 /* At least one of them is a vector, and the other one no stack. */
@@ -329,7 +333,7 @@ side_of_vectors(const Shortcut *self, const Limits *most, const Array *a, const 
     if (all <= self->least)
         return out == NULL && k > 1 && all <= (double)k * self->dot_elements ? DOT : MATMUL;
     const double product = a->ndim == MATRIX ? size_of(a) : size_of(b);
-    return product <= most->stack ? MATMUL : out == NULL ? met(self, a, b) : PYTHON;
+    return product <= most->stack ? MATMUL : out == NULL ? met(self, a, b, 0) : PYTHON;
 }
 
 static Side

@@ -95,10 +95,10 @@ def remember(a: Any, b: Any, out: Any, computed: NDArray[Any] | None) -> None:
         compute = _ByDevice.of(known, Call.of(1.0, a, b, 0.0, computed))
     _keep(known, kind, compute, (a, b), is_gram=is_same_memory(a, b))
     if (
-        compute is host_blas.matmul and out is None and a.dtype in BY_DTYPE
+        compute is host_blas.matmul and a.dtype in BY_DTYPE
         and known.device is registry.in_use and not _may_be_gram(a, b)
     ):  # fmt: skip
-        shortcut.leave_to_numpy(a, b)
+        shortcut.leave_to_numpy(a, b, out)
 
 
 def remember_stack(a: Any, b: Any, out: Any, result: NDArray[Any]) -> None:

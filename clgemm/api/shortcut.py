@@ -50,7 +50,12 @@ if HOSTED is not None:
     registry.at_change.append(HOSTED.clear)
 
 
-def leave_to_numpy(a: NDArray[Any], b: NDArray[Any]) -> None:
-    """Have NumPy compute products of such arrays without asking again, until decisions change."""
-    if HOSTED is not None and 0 < a.ndim <= _MATRIX >= b.ndim > 0:
-        HOSTED.add(a, b)
+def leave_to_numpy(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> None:
+    """Have NumPy compute products of such arrays without asking again, until decisions change.
+
+    Of results in `out` only matrices are left that lie there as a fresh one would.
+    """
+    if HOSTED is None or not 0 < a.ndim <= _MATRIX >= b.ndim > 0:
+        return
+    if out is None or (out.ndim == _MATRIX and out.flags.carray and out.dtype == a.dtype):
+        HOSTED.add(a, b, out is not None)

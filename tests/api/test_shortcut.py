@@ -229,10 +229,16 @@ def test_what_is_left_is_what_the_kind_decides(told):
     engines.current()
     a, tall, line = np.ones((300, 400), "f"), np.ones((90, 90, 400), "f"), np.ones((1, 9000), "f")
     out = np.ones((300, 300), "f")
-    for x, y, into in ((a, a.T, None), (a, a.T.copy(), out), (line.T, line, None),
-                       (a.astype(int), a.T.astype(int), None), (tall, a.T, None)):  # fmt: skip
+    for x, y, into in ((a, a.T, None), (a, a.T, out), (a, a.T.copy(), out), (line.T, line, None),
+                       (a, a.T.copy(), np.asfortranarray(out)), (tall, a.T, None),
+                       (a.astype(int), a.T.astype(int), None)):  # fmt: skip
         repeated.remember(x, y, into, None)
         assert told(x, y) == "python"
+    b, turned = a.T.copy(), np.asfortranarray(out)
+    assert told(a, b, out) == told(a, b, out=out) == "matmul"
+    assert told(a, b, turned) == told(a, b, out=turned) == told(a, b, out[:, :99]) == "python"
+    repeated.remember(b.T, b, out, None)
+    assert told(b.T, b, out) == "python"
 
 
 @compiled
@@ -254,11 +260,11 @@ def test_mistakes_in_its_use_are_errors(told):
     with pytest.raises(TypeError):
         new.rules_of_matmul(rules[0], (1, 2, 3), *rules[2:])
     with pytest.raises(TypeError, match="ndarray is needed"):
-        kinds.add(x, [1.0])
+        kinds.add(x, [1.0], False)
     with pytest.raises(TypeError, match="ndarray is needed"):
         shortcut.MODULE.seen(3)
     with pytest.raises(ValueError, match="3 and 2 axes"):
-        kinds.add(x[None], x)
+        kinds.add(x[None], x, False)
     assert new("four") == 4
 
 
