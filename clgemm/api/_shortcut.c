@@ -172,13 +172,14 @@ is_logged(const Shortcut *self)
     return 1;
 }
 
-/* What a decision depends on: of vectors the missing extent is -1.  A result is a fresh one, or stored
-   into an array that lies as a fresh one does: an address is even. */
+/* What a decision depends on: of vectors the missing extent is -1.  An address of a type leaves room for
+   two bits: whether the result is stored into an array that lies as a fresh one does, and whether both
+   operands are one, of which half may be computed. */
 static void
 describe(Py_ssize_t words[WORDS], const Array *a, const Array *b, int is_stored)
 {
     const int rows = a->ndim == MATRIX, columns = b->ndim == MATRIX;
-    words[0] = (Py_ssize_t)a->dtype + is_stored;
+    words[0] = (Py_ssize_t)a->dtype + is_stored + 2 * (a->data == b->data);
     words[1] = rows ? a->shape[0] : -1;
     words[2] = b->shape[0];
     words[3] = columns ? b->shape[1] : -1;
@@ -216,8 +217,9 @@ array_of(PyObject *object)
 }
 
 PyDoc_STRVAR(kinds_add_doc,
-"add(a, b, is_stored, /)\n--\n\nKeep the kind of a product of matrices or vectors, stored into an array that "
-"`numpy.dot` could store it into, or fresh; too many replace each other.");
+"add(a, b, is_stored, is_gram, /)\n--\n\nKeep the kind of a product of matrices or vectors, stored into an array "
+"that `numpy.dot` could store it into, or fresh; too many replace each other.  Nothing is kept where it is not seen "
+"here whether both are one matrix.");
 
 static PyObject *
 kinds_add(PyObject *object, PyObject *args)
@@ -225,14 +227,15 @@ kinds_add(PyObject *object, PyObject *args)
     PyObject *x, *y;
     const Array *a, *b;
     Py_ssize_t words[WORDS];
-    int is_stored;
-    if (!PyArg_ParseTuple(args, "OOp:add", &x, &y, &is_stored) || !(a = array_of(x)) ||
+    int is_stored, is_gram;
+    if (!PyArg_ParseTuple(args, "OOpp:add", &x, &y, &is_stored, &is_gram) || !(a = array_of(x)) ||
         !(b = array_of(y)))
         return NULL;
     if (a->ndim < 1 || a->ndim > MATRIX || b->ndim < 1 || b->ndim > MATRIX)
         return PyErr_Format(PyExc_ValueError, "add: of %d and %d axes", a->ndim, b->ndim);
     describe(words, a, b, is_stored);
-    memcpy(place_of(((Kinds *)object)->table, words)->words, words, sizeof words);
+    if ((a->data == b->data) == is_gram)
+        memcpy(place_of(((Kinds *)object)->table, words)->words, words, sizeof words);
     Py_RETURN_NONE;
 }
 

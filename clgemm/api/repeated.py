@@ -94,10 +94,7 @@ def remember(a: Any, b: Any, out: Any, computed: NDArray[Any] | None) -> None:
     else:
         compute = _ByDevice.of(known, Call.of(1.0, a, b, 0.0, computed))
     _keep(known, kind, compute, (a, b), is_gram=is_same_memory(a, b))
-    if (
-        compute is host_blas.matmul and a.dtype in BY_DTYPE
-        and known.device is registry.in_use and not _may_be_gram(a, b)
-    ):  # fmt: skip
+    if compute is host_blas.matmul and a.dtype in BY_DTYPE and known.device is registry.in_use:
         shortcut.leave_to_numpy(a, b, out)
 
 
@@ -153,18 +150,14 @@ def _keep(known: Engine, kind: Hashable, compute: Any, factors: Any, *, is_gram:
     """Keep what computes a kind of products, if anything does, and of which operands."""
     if compute is None:
         return
-    if _may_be_gram(*factors):
+    a, b = factors
+    turned = b.swapaxes(-1, -2) if b.ndim >= _MATRIX else b
+    if a.shape == turned.shape and a.strides == turned.strides:
         found = known.repeated.get(kind)
         by_operands = found if found.__class__ is _ByOperands else _ByOperands()
         by_operands[is_gram] = compute
         compute = by_operands
     known.repeat(kind, compute)
-
-
-def _may_be_gram(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether operands that lie so may be a matrix and its transpose, or one vector."""
-    turned = b.swapaxes(-1, -2) if b.ndim >= _MATRIX else b
-    return a.shape == turned.shape and a.strides == turned.strides
 
 
 def _by_host(a: NDArray[Any], b: NDArray[Any], out: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clgemm import settings
+from clgemm.layouts import is_same_memory
 from clgemm.runtime import registry
 
 if TYPE_CHECKING:
@@ -58,4 +59,4 @@ def leave_to_numpy(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = 
     if HOSTED is None or not 0 < a.ndim <= _MATRIX >= b.ndim > 0:
         return
     if out is None or (out.ndim == _MATRIX and out.flags.carray and out.dtype == a.dtype):
-        HOSTED.add(a, b, out is not None)
+        HOSTED.add(a, b, out is not None, is_same_memory(a, b))

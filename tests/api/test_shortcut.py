@@ -225,11 +225,11 @@ def test_decisions_are_kept_until_others_may_be_made(told, device):
 @compiled
 @pytest.mark.usefixtures("device")
 def test_what_is_left_is_what_the_kind_decides(told):
-    """Not a matrix times its transpose, results in `out`, integers, nor what is another loop's."""
+    """Not results that lie otherwise, integers, nor what is another loop's."""
     engines.current()
     a, tall, line = np.ones((300, 400), "f"), np.ones((90, 90, 400), "f"), np.ones((1, 9000), "f")
     out = np.ones((300, 300), "f")
-    for x, y, into in ((a, a.T, None), (a, a.T, out), (a, a.T.copy(), out), (line.T, line, None),
+    for x, y, into in ((a, a.T.copy(), out), (line.T, line, None),
                        (a, a.T.copy(), np.asfortranarray(out)), (tall, a.T, None),
                        (a.astype(int), a.T.astype(int), None)):  # fmt: skip
         repeated.remember(x, y, into, None)
@@ -237,8 +237,26 @@ def test_what_is_left_is_what_the_kind_decides(told):
     b, turned = a.T.copy(), np.asfortranarray(out)
     assert told(a, b, out) == told(a, b, out=out) == "matmul"
     assert told(a, b, turned) == told(a, b, out=turned) == told(a, b, out[:, :99]) == "python"
-    repeated.remember(b.T, b, out, None)
-    assert told(b.T, b, out) == "python"
+
+
+@compiled
+@pytest.mark.usefixtures("device")
+def test_a_matrix_times_its_transpose_is_another_kind(told):
+    """Of such a product half may be computed, by either side."""
+    engines.current()
+    a, b, out = np.ones((300, 400), "f"), np.ones((300, 400), "f"), np.ones((300, 300), "f")
+    v, w = np.ones(10**6, "f"), np.ones(10**6, "f")
+    for pair, other in (((a, a.T), (a, b.T)), ((b, a.T), (b, b.T)), ((v, v), (v, w))):
+        repeated.remember(*pair, None, None)
+        assert told(*pair) == "matmul"
+        assert told(*other) == "python"
+        registry.changed()
+    again = np.frombuffer(memoryview(a).cast("B"), "f").reshape(a.shape)
+    repeated.remember(a, again.T, None, None)
+    assert told(a, again.T) == told(a, a.T) == "python", "Python sees no Gram product there"
+    repeated.remember(a, a.T, out, None)
+    assert told(a, a.T, out) == "matmul"
+    assert told(a, a.T) == told(a, b.T, out) == "python"
 
 
 @compiled
@@ -260,11 +278,11 @@ def test_mistakes_in_its_use_are_errors(told):
     with pytest.raises(TypeError):
         new.rules_of_matmul(rules[0], (1, 2, 3), *rules[2:])
     with pytest.raises(TypeError, match="ndarray is needed"):
-        kinds.add(x, [1.0], False)
+        kinds.add(x, [1.0], False, False)
     with pytest.raises(TypeError, match="ndarray is needed"):
         shortcut.MODULE.seen(3)
     with pytest.raises(ValueError, match="3 and 2 axes"):
-        kinds.add(x[None], x, False)
+        kinds.add(x[None], x, False, False)
     assert new("four") == 4
 
 
