@@ -1,4 +1,4 @@
-/* What C calls in place of a function of Python's for the plainest arguments of all.
+/* A callable in front of a function of Python's, which it does without for the plainest arguments.
 
 A small product takes NumPy a microsecond, of which Python's code that tells that it is small takes
 a third if it was just run, and as much as the product where other data has taken its place in the
@@ -42,6 +42,9 @@ typedef struct {
     double stack;         /* of stacks, and of products with vectors */
     double elements;      /* of a result that SciPy's gemm is not given memory for */
 } Limits;
+
+/* Of what Python calls here, see `api.shortcut`: another number with each change. */
+enum { INTERFACE = 1 };
 
 enum { TYPES = 4, MATRIX = 2, WORDS = 8, BITS = 9, WAYS = 4 };
 
@@ -652,7 +655,7 @@ tuple_of(const Py_ssize_t *numbers, int count)
 }
 
 PyDoc_STRVAR(seen_doc,
-"seen(array, /)\n--\n\nReturn what is read from an array: its shape, its strides and its dtype.");
+"seen(array, /)\n--\n\nReturn what is read from an array: address, shape, strides, dtype and flags.");
 
 static PyObject *
 seen(PyObject *module, PyObject *object)
@@ -660,8 +663,8 @@ seen(PyObject *module, PyObject *object)
     const Array *x = array_of(object);
     if (x == NULL)
         return NULL;
-    return Py_BuildValue("NNO", tuple_of(x->shape, x->ndim), tuple_of(x->strides, x->ndim),
-                         x->dtype);
+    return Py_BuildValue("NNNOi", PyLong_FromVoidPtr(x->data), tuple_of(x->shape, x->ndim),
+                         tuple_of(x->strides, x->ndim), x->dtype, x->flags);
 }
 
 static PyMethodDef module_methods[] = {
@@ -680,6 +683,8 @@ module_exec(PyObject *module)
     kinds_type = (PyTypeObject *)PyType_FromSpec(&kinds_spec);
     if (shortcut_type == NULL || PyModule_AddType(module, shortcut_type) < 0 ||
         kinds_type == NULL || PyModule_AddType(module, kinds_type) < 0)
+        return -1;
+    if (PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0)
         return -1;
     name_level = PyUnicode_InternFromString("level");
     name_out = PyUnicode_InternFromString("out");
@@ -703,7 +708,7 @@ static PyModuleDef_Slot module_slots[] = {
 static PyModuleDef module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "clgemm.api._shortcut",
-    .m_doc = "A function of Python's that C calls in its place for the plainest arguments of all.",
+    .m_doc = "A callable in front of a function of Python's, for the plainest arguments without it.",
     .m_methods = module_methods,
     .m_slots = module_slots,
 };

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _MATRIX = 2  # axes
+_INTERFACE = 1
+"""Of the compiled module that belongs to this code: in a checkout an older one may be left."""
 
 
 def _compiled() -> Any:
@@ -31,9 +33,12 @@ def _compiled() -> Any:
     except ImportError as error:
         _log.debug("small products go through Python's code: %s", error)
         return None
-    for dtype in (np.float32, np.complex128):
-        x = np.empty((5, 7), dtype).T[1:, ::-2]
-        if found.seen(x) != (x.shape, x.strides, x.dtype):
+    if getattr(found, "INTERFACE", None) != _INTERFACE:
+        _log.warning("small products go through Python's code: install clgemm again to compile it")
+        return None
+    whole = np.empty((5, 7), np.float32)
+    for x in (whole, whole.T[1:, ::-2], np.empty(3, np.complex128)):
+        if found.seen(x) != (x.ctypes.data, x.shape, x.strides, x.dtype, x.flags.num):
             _log.warning("small products go through Python's code: NumPy's arrays lie otherwise")
             return None
     return found

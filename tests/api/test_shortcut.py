@@ -407,6 +407,27 @@ def test_without_it_python_does_the_same():
 
 @compiled
 def test_arrays_that_lie_otherwise_are_seen(monkeypatch, caplog):
-    monkeypatch.setattr(shortcut.MODULE, "seen", lambda x: (x.strides, x.shape, x.dtype))
+    seen = shortcut.MODULE.seen
+    for place in range(5):
+        with monkeypatch.context() as patch:
+            wrong = {place: None}
+            patch.setattr(
+                shortcut.MODULE,
+                "seen",
+                lambda x, wrong=wrong: tuple(wrong.get(i, y) for i, y in enumerate(seen(x))),
+            )
+            assert shortcut._compiled() is None
+        assert "arrays lie otherwise" in caplog.text
+        caplog.clear()
+    assert shortcut._compiled() is shortcut.MODULE
+
+
+@compiled
+@pytest.mark.parametrize("found", [0, None])
+def test_what_was_compiled_of_other_code_is_not_used(found, monkeypatch, caplog):
+    if found is None:
+        monkeypatch.delattr(shortcut.MODULE, "INTERFACE")
+    else:
+        monkeypatch.setattr(shortcut.MODULE, "INTERFACE", found)
     assert shortcut._compiled() is None
-    assert "arrays lie otherwise" in caplog.text
+    assert "install clgemm again" in caplog.text
