@@ -411,7 +411,7 @@ def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns,
 
 @pytest.mark.parametrize(
     ("code", "simd_bytes", "most", "of_large"),
-    [("s", 64, 128, 128), ("d", 64, 64, 64), ("c", 64, 128, 128), ("z", 64, 64, 64),
+    [("s", 64, 192, 192), ("d", 64, 128, 128), ("c", 64, 160, 160), ("z", 64, 96, 96),
      ("s", 32, 20, 0), ("d", 32, 20, 0), ("c", 32, 16, 0), ("z", 32, 0, 0), ("d", 16, 20, 0)],
 )  # fmt: skip
 def test_how_few_columns_that_are_depends_on_vectors_and_size(code, simd_bytes, most, of_large):

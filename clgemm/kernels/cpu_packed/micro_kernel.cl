@@ -56,6 +56,21 @@ typedef CAT(REAL, VW) REALV;
 
 #define NARROW_N (NR / 2)  // columns of the kernels for the right edge
 
+// Rows of a panel that is read where it lies are far from each other, so that no prefetcher of the CPU
+// brings them.
+#if !PACK_A && CLANG_BUILTINS
+#define A_AHEAD 16  // rows of a panel between the one in use and the one that is fetched
+#define LINE_VECTORS (VW * (int)sizeof(REAL) < 64 ? 64 / (VW * (int)sizeof(REAL)) : 1)  // in a cache line
+#define FETCH(mv)                                                                           \
+    {                                                                                       \
+        UNROLL                                                                              \
+        for (int v = 0; v < (mv); v += LINE_VECTORS)                                        \
+            __builtin_prefetch((const void *)(ulong)(a + A_AHEAD * step_a + v * VW), 0, 3); \
+    }
+#else
+#define FETCH(mv)
+#endif
+
 // acc += one row of a panel of A, mv vectors of it, times one row of B, nv reals: column j of B lies at
 // b[j], the row at e.  Then on to the next row, step_a reals further in A.
 #define RANK_1(mv, nv)                                     \
@@ -64,6 +79,7 @@ typedef CAT(REAL, VW) REALV;
         UNROLL                                             \
         for (int v = 0; v < (mv); v++)                     \
             av[v] = ALOAD(a + v * VW);                     \
+        FETCH(mv)                                          \
         UNROLL                                             \
         for (int j = 0; j < (nv); j++) {                   \
             const REALV bj = (REALV)(b[j][e]);             \
