@@ -44,17 +44,16 @@ typedef struct {
 } Limits;
 
 /* Of what Python calls here, see `api.shortcut`: another number with each change. */
-enum { INTERFACE = 1 };
+enum { INTERFACE = 2 };
 
-enum { TYPES = 4, MATRIX = 2, WORDS = 8, BITS = 9, WAYS = 4 };
-
-typedef struct {
-    Py_ssize_t words[WORDS]; /* a line of a cache; zeros where there is none */
-} Kind;
+enum { TYPES = 4, MATRIX = 2, STACK = 3 };
+enum { WORDS = 8, STACK_WORDS = 16 }; /* of a kind: one line of a cache, or two */
+enum { BITS = 9, WAYS = 4 };
 
 typedef struct {
-    PyObject_HEAD
-    Kind table[(1 << BITS) + WAYS];
+    PyObject_HEAD /* zeros where there is no kind */
+    Py_ssize_t matrices[((1 << BITS) + WAYS) * WORDS];
+    Py_ssize_t stacks[((1 << BITS) + WAYS) * STACK_WORDS];
 } Kinds;
 
 /* What tells whether Python's function is to choose. */
@@ -192,16 +191,35 @@ describe(Py_ssize_t words[WORDS], const Array *a, const Array *b, int is_stored)
     words[7] = columns ? b->strides[1] : 0;
 }
 
+/* The same where one or both are stacks of matrices along one axis. */
+static void
+describe_stacks(Py_ssize_t words[STACK_WORDS], const Array *a, const Array *b)
+{
+    const Array *of[] = {a, b};
+    Py_ssize_t *word = words;
+    *word++ = (Py_ssize_t)a->dtype + 2 * (a->data == b->data);
+    for (int operand = 0; operand < 2; operand++) {
+        const Array *x = of[operand];
+        for (int axis = 0; axis < STACK; axis++) {
+            const int there = axis < x->ndim;
+            *word++ = there ? x->shape[axis] : -1;
+            *word++ = there ? x->strides[axis] : 0;
+        }
+    }
+    while (word < words + STACK_WORDS)
+        *word++ = 0;
+}
+
 /* Return where in a table a kind is, or may be put: one of `WAYS` places that follow each other. */
-static Kind *
-place_of(Kind *table, const Py_ssize_t words[WORDS])
+static inline Py_ssize_t *
+place_of(Py_ssize_t *table, const Py_ssize_t *words, int count)
 {
     uint64_t hash = 0;
-    for (int word = 0; word < WORDS; word++)
+    for (int word = 0; word < count; word++)
         hash = (hash ^ (uint64_t)words[word]) * UINT64_C(0x9E3779B97F4A7C15);
-    Kind *first = &table[hash >> (64 - BITS)], *found = first;
-    for (int way = 0; way < WAYS; way++, found++)
-        if (memcmp(found->words, words, sizeof found->words) == 0 || found->words[0] == 0)
+    Py_ssize_t *first = table + (hash >> (64 - BITS)) * count, *found = first;
+    for (int way = 0; way < WAYS; way++, found += count)
+        if (memcmp(found, words, count * sizeof *words) == 0 || *found == 0)
             return found;
     return first;
 }
@@ -221,24 +239,33 @@ array_of(PyObject *object)
 
 PyDoc_STRVAR(kinds_add_doc,
 "add(a, b, is_stored, is_gram, /)\n--\n\nKeep the kind of a product of matrices or vectors, stored into an array "
-"that `numpy.dot` could store it into, or fresh; too many replace each other.  Nothing is kept where it is not seen "
-"here whether both are one matrix.");
+"that `numpy.dot` could store it into, or fresh, or of fresh stacks; too many replace each other.  Nothing is kept "
+"where it is not seen here whether both are one matrix.");
 
 static PyObject *
 kinds_add(PyObject *object, PyObject *args)
 {
+    Kinds *self = (Kinds *)object;
     PyObject *x, *y;
     const Array *a, *b;
-    Py_ssize_t words[WORDS];
     int is_stored, is_gram;
     if (!PyArg_ParseTuple(args, "OOpp:add", &x, &y, &is_stored, &is_gram) || !(a = array_of(x)) ||
         !(b = array_of(y)))
         return NULL;
-    if (a->ndim < 1 || a->ndim > MATRIX || b->ndim < 1 || b->ndim > MATRIX)
+    const int least = a->ndim < b->ndim ? a->ndim : b->ndim, most = a->ndim + b->ndim - least;
+    if (least < 1 || most > STACK || (most == STACK && (least < MATRIX || is_stored)))
         return PyErr_Format(PyExc_ValueError, "add: of %d and %d axes", a->ndim, b->ndim);
-    describe(words, a, b, is_stored);
-    if ((a->data == b->data) == is_gram)
-        memcpy(place_of(((Kinds *)object)->table, words)->words, words, sizeof words);
+    if ((a->data == b->data) != is_gram)
+        Py_RETURN_NONE;
+    if (most == STACK) {
+        Py_ssize_t words[STACK_WORDS];
+        describe_stacks(words, a, b);
+        memcpy(place_of(self->stacks, words, STACK_WORDS), words, sizeof words);
+    } else {
+        Py_ssize_t words[WORDS];
+        describe(words, a, b, is_stored);
+        memcpy(place_of(self->matrices, words, WORDS), words, sizeof words);
+    }
     Py_RETURN_NONE;
 }
 
@@ -246,7 +273,8 @@ static PyObject *
 kinds_clear(PyObject *object, PyObject *unused)
 {
     Kinds *self = (Kinds *)object;
-    memset(self->table, 0, sizeof self->table);
+    memset(self->matrices, 0, sizeof self->matrices);
+    memset(self->stacks, 0, sizeof self->stacks);
     Py_RETURN_NONE;
 }
 
@@ -279,15 +307,30 @@ static PyType_Spec kinds_spec = {
     .slots = kinds_slots,
 };
 
+/* NumPy computes a kind that was met, unless a line is wanted of the call. */
+static Side
+side_of_met(const Shortcut *self)
+{
+    const int logged = is_logged(self);
+    return logged < 0 ? ERROR : logged ? PYTHON : MATMUL;
+}
+
 static Side
 met(const Shortcut *self, const Array *a, const Array *b, int is_stored)
 {
     Py_ssize_t words[WORDS];
     describe(words, a, b, is_stored);
-    if (memcmp(place_of(self->hosted->table, words)->words, words, sizeof words) != 0)
-        return PYTHON;
-    const int logged = is_logged(self);
-    return logged < 0 ? ERROR : logged ? PYTHON : MATMUL;
+    const Py_ssize_t *found = place_of(self->hosted->matrices, words, WORDS);
+    return memcmp(found, words, sizeof words) == 0 ? side_of_met(self) : PYTHON;
+}
+
+static Side
+met_stacks(const Shortcut *self, const Array *a, const Array *b)
+{
+    Py_ssize_t words[STACK_WORDS];
+    describe_stacks(words, a, b);
+    const Py_ssize_t *found = place_of(self->hosted->stacks, words, STACK_WORDS);
+    return memcmp(found, words, sizeof words) == 0 ? side_of_met(self) : PYTHON;
 }
 
 static double
@@ -343,17 +386,18 @@ side_of_vectors(const Shortcut *self, const Limits *most, const Array *a, const 
 }
 
 static Side
-side_of_stacks(const Limits *most, const Array *a, const Array *b)
+side_of_stacks(const Shortcut *self, const Limits *most, const Array *a, const Array *b,
+               const Array *out)
 {
-    double product;
+    double product = 0; /* of those that are broadcast, whose number is not told here */
     if (b->ndim == MATRIX ||
-        (a->ndim == MATRIX + 1 && b->ndim == a->ndim && a->shape[0] == b->shape[0]))
+        (a->ndim == STACK && b->ndim == STACK && a->shape[0] == b->shape[0]))
         product = size_of(a) * (double)b->shape[b->ndim - 1];
     else if (a->ndim == MATRIX)
         product = size_of(b) * (double)a->shape[0];
-    else
-        return PYTHON;
-    return 0 < product && product <= most->stack ? MATMUL : PYTHON;
+    if (0 < product && product <= most->stack)
+        return MATMUL;
+    return out == NULL && a->ndim <= STACK && b->ndim <= STACK ? met_stacks(self, a, b) : PYTHON;
 }
 
 /* matmul(a, b), matmul(a, b, out) or matmul(a, b, out=out). */
@@ -384,7 +428,7 @@ side_of_product(Shortcut *self, PyObject *const *args, Py_ssize_t count, PyObjec
         return side_of_matrices(self, most, a, b, out);
     if (a->ndim <= MATRIX && b->ndim <= MATRIX)
         return side_of_vectors(self, most, a, b, out);
-    return a->ndim == 1 || b->ndim == 1 ? PYTHON : side_of_stacks(most, a, b);
+    return a->ndim == 1 || b->ndim == 1 ? PYTHON : side_of_stacks(self, most, a, b, out);
 }
 
 /* Read trans_a and trans_b, given by these names alone; return whether that is all there is. */

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
-_MATRIX = 2  # axes
-_INTERFACE = 1
+_MATRIX, _STACK = 2, 3  # axes
+_INTERFACE = 2
 """Of the compiled module that belongs to this code: in a checkout an older one may be left."""
 
 
@@ -59,9 +59,13 @@ if HOSTED is not None:
 def leave_to_numpy(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any] | None = None) -> None:
     """Have NumPy compute products of such arrays without asking again, until decisions change.
 
-    Of results in `out` only matrices are left that lie there as a fresh one would.
+    Results in `out` are left only if they are matrices that lie there as fresh ones would, and
+    stacks only if they have one axis of matrices and no `out`.
     """
-    if HOSTED is None or not 0 < a.ndim <= _MATRIX >= b.ndim > 0:
+    least, most = sorted((a.ndim, b.ndim))
+    if HOSTED is None or not 0 < least <= most <= _STACK:
+        return
+    if most == _STACK and (least == 1 or out is not None):
         return
     if out is None or (out.ndim == _MATRIX and out.flags.carray and out.dtype == a.dtype):
         HOSTED.add(a, b, out is not None, is_same_memory(a, b))

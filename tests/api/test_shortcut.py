@@ -175,7 +175,17 @@ def _kinds(dtype):
         (a, b), (a[:, ::-1], b), (a[::2], b), (a, b[:, :299]), (a[:299], b), (b.T, b[:, ::-1]),
         (a[:, 1:], b[1:]), (np.asfortranarray(a), b), (a, np.asfortranarray(b)),
         (np.ones((4000, 200), dtype), b[:, 0].copy()), (np.ones((4000, 200), dtype), b[:, 0]),
-        (b.T[0].copy(), np.ones((200, 4000), dtype)),
+        (b.T[0].copy(), np.ones((200, 4000), dtype)), *_kinds_of_stacks(dtype),
+    ]  # fmt: skip
+
+
+def _kinds_of_stacks(dtype):
+    a, b = np.ones((40, 70, 60), dtype), np.ones((40, 60, 70), dtype)
+    return [
+        (a, b), (a, b[0]), (a[0], b), (a, b[:1]), (a[:1], b), (a[:, ::-1], b), (a[::-1], b),
+        (a, b[..., :69]), (a[:, :69], b), (a[:39], b[:39]),
+        (a.swapaxes(0, 1).copy().swapaxes(0, 1), b), (a, np.asfortranarray(b)),
+        (a[..., 1:], b[:, 1:]),
     ]  # fmt: skip
 
 
@@ -188,6 +198,16 @@ def test_what_numpy_has_computed_it_computes_again(told):
         shortcut.leave_to_numpy(*pair)
     shortcut.HOSTED.clear()
     assert {told(*pair) for pair in pairs} == {"python"}
+
+
+@compiled
+def test_of_stacks_only_fresh_ones_along_one_axis_are_left(told):
+    a, b = np.ones((40, 70, 60, 2), "f"), np.ones((40, 60, 70, 2), "f")
+    first, second = a[..., 0], b[..., 0]
+    shortcut.leave_to_numpy(first, second)
+    assert told(first, second) == "matmul"
+    assert told(first, second, np.ones((40, 70, 70), "f")) == "python"
+    assert told(a, b) == told(a, second) == told(first, b) == "python", "the same first three axes"
 
 
 @compiled
@@ -227,11 +247,13 @@ def test_decisions_are_kept_until_others_may_be_made(told, device):
 def test_what_is_left_is_what_the_kind_decides(told):
     """Not results that lie otherwise, integers, nor what is another loop's."""
     engines.current()
-    a, tall, line = np.ones((300, 400), "f"), np.ones((90, 90, 400), "f"), np.ones((1, 9000), "f")
+    a, line = np.ones((300, 400), "f"), np.ones((1, 9000), "f")
+    tall, deep = np.ones((90, 90, 400), "f"), np.ones((2, 2, 300, 400), "f")
     out = np.ones((300, 300), "f")
     for x, y, into in ((a, a.T.copy(), out), (line.T, line, None),
-                       (a, a.T.copy(), np.asfortranarray(out)), (tall, a.T, None),
-                       (a.astype(int), a.T.astype(int), None)):  # fmt: skip
+                       (a, a.T.copy(), np.asfortranarray(out)), (line[0], tall[:, 0].copy(), out),
+                       (deep, a.T, None), (a.astype(int), a.T.astype(int), None),
+                       (tall, a.T, np.ones((90, 90, 300), "f"))):  # fmt: skip
         repeated.remember(x, y, into, None)
         assert told(x, y) == "python"
     b, turned = a.T.copy(), np.asfortranarray(out)
@@ -246,7 +268,10 @@ def test_a_matrix_times_its_transpose_is_another_kind(told):
     engines.current()
     a, b, out = np.ones((300, 400), "f"), np.ones((300, 400), "f"), np.ones((300, 300), "f")
     v, w = np.ones(10**6, "f"), np.ones(10**6, "f")
-    for pair, other in (((a, a.T), (a, b.T)), ((b, a.T), (b, b.T)), ((v, v), (v, w))):
+    p, q = np.ones((2, 50, 70, 60), "f")
+    turned = p.swapaxes(1, 2)
+    for pair, other in (((a, a.T), (a, b.T)), ((b, a.T), (b, b.T)), ((v, v), (v, w)),
+                        ((p, turned), (q, turned)), ((q, turned), (p, turned))):  # fmt: skip
         repeated.remember(*pair, None, None)
         assert told(*pair) == "matmul"
         assert told(*other) == "python"
@@ -281,8 +306,9 @@ def test_mistakes_in_its_use_are_errors(told):
         kinds.add(x, [1.0], False, False)
     with pytest.raises(TypeError, match="ndarray is needed"):
         shortcut.MODULE.seen(3)
-    with pytest.raises(ValueError, match="3 and 2 axes"):
-        kinds.add(x[None], x, False, False)
+    for a, b, is_stored in ((x[None], x, True), (x[0], x[None], False), (x[None, None], x, False)):
+        with pytest.raises(ValueError, match="axes"):
+            kinds.add(a, b, is_stored, False)
     assert new("four") == 4
 
 
