@@ -263,7 +263,8 @@ class CpuPacked(KernelFamily):
         No prefetcher of the CPU brings columns that lie far apart, so the micro-kernel does (two
         cores of a Zen 4, with and without, row-major operands: d 10 x 1500 x 1500 .65 and 1.6 ms,
         d 36 x 1671 x 2630 4.2 and 5.2, c 10 x 1500 x 1500 1.0 and 2.0, s 12 x 4000 x 3000 2.8 and
-        4.4).  Packed is then slower up to 256 columns of B in s, 128 in d, 140 in c, 96 in z.
+        4.4).  So packing is slower up to more columns of B than without: at `FEW_COLUMNS` both take
+        as long, within 3 %.
 
         With narrow vectors a micro-tile has a line of the cache or two of each column, far from the
         next ones: no prefetcher brings them.  There A is packed for fewer columns of B, and for any
