@@ -399,33 +399,42 @@ def test_a_is_read_where_it_lies_if_b_has_few_columns(device, code, op, columns,
     skip_unsupported(device, family, precision)
     config = family.default(device.traits, precision)
     vector = config["VW"] // precision.parts
-    rows, depth = 3 * config["MR"] + (1 if rest == "a row" else vector), 70
+    # So little depth that C is not turned.
+    rows, depth = 3 * config["MR"] + (1 if rest == "a row" else vector), 60
     a, b = (operand(rng, precision, *size, op, 1) for size in ((rows, depth), (depth, columns)))
     c = np.empty((rows, columns), precision.dtype, "F")
     plan = family.plan(device.traits, describe(a, b, c, reads_c=False), config)
-    is_wide = config["VW"] * precision.real_bytes == 64
-    lies = op == "N" and columns == 5 and (is_wide or code != "z")
+    lies = op == "N" and columns == 5
     assert dict(plan.steps[0].kernel.defines)["PACK_A"] == int(not lies)
     verify(device, config, precision, (rows, columns, depth), op * 2, -0.5, 0.0, rng)
 
 
 @pytest.mark.parametrize(
-    ("code", "simd_bytes", "most", "of_large"),
-    [("s", 64, 192, 192), ("d", 64, 128, 128), ("c", 64, 160, 160), ("z", 64, 96, 96),
-     ("s", 32, 20, 0), ("d", 32, 20, 0), ("c", 32, 16, 0), ("z", 32, 0, 0), ("d", 16, 20, 0)],
+    ("code", "simd_bytes", "most"),
+    [("s", 64, 384), ("d", 64, 192), ("c", 64, 192), ("z", 64, 192),
+     ("s", 32, 20), ("d", 32, 20), ("c", 32, 20), ("z", 32, 12), ("d", 16, 20)],
 )  # fmt: skip
-def test_how_few_columns_that_are_depends_on_vectors_and_size(code, simd_bytes, most, of_large):
+def test_how_few_columns_that_are_depends_on_vectors(code, simd_bytes, most):
     family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
     config = family.default(replace(CPU, simd_bytes=simd_bytes), precision)
-    depth = (4 << 20) // (256 * precision.itemsize)
-    g = Gemm(code, 256, 1, depth, 1, False, False, 1001, 0, False, False, depth, 0, 256, 0, False)
-    for n in range(1, 200):
+    g = Gemm(code, 256, 1, 900, 1, False, False, 1001, 0, False, False, 900, 0, 256, 0, False)
+    alike = g._replace(lda=(1 << 16) // precision.itemsize)
+    for n in range(1, 400):
         assert family.packs_a(g._replace(n=n), config) == (n > most), n
-        assert family.packs_a(g._replace(n=n, m=257), config) == (n > of_large), n
-    alike = g._replace(lda=4096 // precision.itemsize)
-    assert family.packs_a(alike._replace(n=most + 1), config)
-    assert family.packs_a(alike._replace(n=1), config) == (most == 0)
-    assert family.packs_a(alike._replace(n=2 * config["NR"] + 1), config)
+        assert family.packs_a(alike._replace(n=n), config) == (n > min(most, 2 * config["NR"])), n
+    assert family.packs_a(g._replace(trans_a=True, lda=900), config)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 17, 40])
+@pytest.mark.parametrize("code", "sdcz")
+def test_each_panel_of_an_a_that_lies_in_place_meets_all_of_b(device, code, columns, rng):
+    """Several slices and panels of A, the last one of a row, and one to several panels of B."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    shape = 5 * config["MR"] + 1, columns, 2 * config["KC"] + 5
+    verify(device, config, precision, shape, "NN", -0.5, 1.0, rng)
+    verify(device, config, precision, shape, "NT", 1.0, 0.0, rng)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-0.5, 1.0), (1.5, 0.5)])
@@ -451,6 +460,25 @@ def test_c_is_stored_row_by_row_if_rows_of_a_meet_few_columns(device, code, ops,
         assert np.all(memory[m:] == 0.5)
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-0.5, 1.0), (1.5, 0.5)])
+@pytest.mark.parametrize("ops", ["NT", "TT", "CC", "NC"])
+@pytest.mark.parametrize("code", "sdcz")
+def test_c_is_stored_row_by_row_if_few_rows_of_a_meet_rows_of_b(
+    device, code, ops, alpha, beta, rng
+):
+    """Whole micro-tiles and parts of some, in several slices of K."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    config = family.default(device.traits, precision)
+    for shape in ((2, 45, 401), (config["NR"] + 3, 4 * config["MR"] + 7, 70)):
+        m, n, k = shape
+        a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
+        c = np.empty((m, n), precision.dtype, "F")
+        plan = family.plan(device.traits, describe(a, b, c, reads_c=beta != 0), config)
+        assert dict(plan.steps[0].kernel.defines)["TURNED"] == 1
+        verify(device, config, precision, shape, ops, alpha, beta, rng, gap=1)
+
+
 def test_stacks_are_stored_row_by_row_too(device, rng):
     family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
     skip_unsupported(device, family, precision)
@@ -465,6 +493,20 @@ def test_stacks_are_stored_row_by_row_too(device, rng):
     )
 
 
+def test_c_is_turned_only_where_a_transposed_b_becomes_an_a_that_lies():
+    family = BY_NAME["cpu_packed"]
+    for code, precision in PRECISIONS.items():
+        config = family.default(CPU, precision)
+        g = Gemm(code, 20, 3000, 1001, 1, False, False, 20, 0, True, False, 3000, 0, 20, 0, False)
+        for change, turned in (
+            ({}, True), ({"trans_a": True, "lda": 1001}, True), ({"m": 2}, True), ({"m": 1}, False),
+            ({"trans_b": False, "ldb": 1001}, False), ({"m": 161 if code == "s" else 81}, False),
+            ({"n": 79}, False), ({"k": 64}, True), ({"k": 63}, False),
+            ({"ldb": 1 << 16}, False), ({"triangle": SYMMETRIC}, False),
+        ):  # fmt: skip
+            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
+
+
 def test_c_is_turned_only_where_that_saves_packing():
     family = BY_NAME["cpu_packed"]
     for code, precision in PRECISIONS.items():
@@ -474,8 +516,9 @@ def test_c_is_turned_only_where_that_saves_packing():
         )
         for change, turned in (
             ({}, True), ({"trans_b": True, "ldb": 20}, True), ({"trans_a": False}, False),
-            ({"n": 161 if code == "s" else 81}, False), ({"n": 2}, False), ({"m": 79}, False),
-            ({"k": 200}, False), ({"triangle": SYMMETRIC}, False),
+            ({"n": 161 if code == "s" else 81}, False), ({"n": 3}, code == "z"),
+            ({"n": 1}, False), ({"m": 79}, False),
+            ({"k": 128}, True), ({"k": 127}, False), ({"triangle": SYMMETRIC}, False),
         ):  # fmt: skip
             assert family.is_turned(g._replace(**change), config) == turned, (code, change)
         for units in (2, 64, 256):

@@ -26,9 +26,12 @@ Where M and N are too small for the units, K is cut as well.  A part then writes
 and the last one done adds them all, alone: `ADD_COST` an element and part, so that K is cut only
 where it is long.
 
-Where rows of A are contiguous and meet few columns of B, as in x @ w.T with few rows of x, the
-transpose of C is computed: A is read where it lies, and micro-tiles are transposed when they are
-stored (single precision, 64 x 3351 x 2909 on two cores of a Zen 5: 440 GFLOP/s instead of 260).
+Where C is long and thin, its transpose may be computed, and micro-tiles are transposed when they
+are stored, so that the larger operand need not be packed.  An A of contiguous rows, as in x @ w.T
+with few rows of x, becomes a B that is read where it lies (single precision, 64 x 3351 x 2909 on
+two cores of a Zen 5: 440 GFLOP/s instead of 260).  A transposed B becomes an A that is (two cores
+of a Zen 4, row-major result of 1500 x 8 by way of 1000, the first operand column-major: s .18 ms
+instead of .32, d .31 and .36, c .53 and .68, z .84 and 1.77).
 
 A is read where it lies if it is not transposed and meets few columns of B: single precision
 16 x 1000 x 1000 takes 128 us instead of 198.  So is B if it is not transposed, or met by few rows
@@ -71,15 +74,16 @@ CACHE_WAY_BYTES, CACHE_WAYS = 4096, 8  # of first-level caches, the least common
 SECOND_WAY_BYTES = 1 << 16  # of second-level ones
 FAR_BYTES = 12 << 20  # beyond what a last-level cache has left beside others who use it
 FEW_PANELS = 2  # of one operand: what lies badly in the other is read as often, and not packed
-FEW_COLUMNS = {"s": 192, "d": 128, "c": 160, "z": 96}  # of B, for which A is not packed: measured
-FEWER_COLUMNS = {"s": 20, "d": 20, "c": 16, "z": 0}  # the same where vectors are narrow, ...
-NEAR_BYTES = 4 << 20  # ... of operands of so many bytes or less
+FEW_COLUMNS = {"s": 384, "d": 192, "c": 192, "z": 192}  # of B, for which A is not packed: measured
+FEWER_COLUMNS = {"s": 20, "d": 20, "c": 20, "z": 12}  # the same where vectors are narrow
+NEAR_BYTES = 4 << 20  # beyond which a B comes from memory there
 MANY_ROWS = 3072  # of A, for which packing B costs next to nothing
 PACKED_ROWS = {"s": 32, "d": 32, "c": 32, "z": MANY_ROWS}  # the same where vectors are narrow
-FEWEST_TURNED = {"s": 4, "d": 8, "c": 8, "z": 8}  # columns of B, with which C is turned: measured
-MOST_TURNED = {"s": 160, "d": 80, "c": 80, "z": 80}  # and at most
-TURNED_ROWS = 4  # times as many rows of A, at least
-TURNED_DEPTH = 256  # of K, at least: to store a micro-tile row by row takes as long as 40 steps
+FEWEST_TURNED = {"s": 6, "d": 4, "c": 6, "z": 2}  # columns of B, with which C is turned: measured
+MOST_TURNED = {"s": 160, "d": 80, "c": 80, "z": 80}  # columns, or rows, and at most
+TURNED_EXTENTS = 4  # times as long the other side of C is, at least
+TURNED_DEPTH = 128  # of K, at least, where A becomes B
+LEAST_TURNED_DEPTH = 64  # and where B becomes A
 LEAST_DEPTH = 384  # of a part of K, however deep slices are
 PARTIAL_BYTES = 1 << 20  # the largest partial tile
 MOST_SQUARES = 8  # more than the fewest tiles along a side of C that are tried for a triangle
@@ -239,14 +243,18 @@ class CpuPacked(KernelFamily):
     def is_turned(cls, g: Gemm, config: Config) -> bool:
         """Tell whether the transpose of C is computed, and turned as it is stored.
 
-        It is where A, of contiguous rows, would be packed for few columns of B.  Its rows become
-        columns that are read where they lie, which costs nothing, and B is packed instead.
+        It is where that saves packing the larger operand: a transposed B, of which few rows of A
+        make little use of each line of the cache, becomes an A that is read where it lies; an A of
+        contiguous rows becomes a B that is.  The second way gains less, and nothing where the
+        short side of C has fewer columns than `FEWEST_TURNED`.
         """
-        few = FEWEST_TURNED[g.precision] <= g.n <= MOST_TURNED[g.precision]
-        few = few and g.m >= TURNED_ROWS * g.n
-        if not (few and g.trans_a and g.k >= TURNED_DEPTH) or g.triangle:
-            return False
-        return not cls.packs_b(_turned(g), config)
+        most, depth = MOST_TURNED[g.precision], 0 if g.triangle else g.k
+        if g.trans_b and g.m <= min(most, g.n // TURNED_EXTENTS):
+            enough = g.m > 1 and depth >= LEAST_TURNED_DEPTH
+            return enough and not cls.packs_a(_turned(g), config)
+        if g.trans_a and FEWEST_TURNED[g.precision] <= g.n <= min(most, g.m // TURNED_EXTENTS):
+            return depth >= TURNED_DEPTH and not cls.packs_b(_turned(g), config)
+        return False
 
     def _seen(self, g: Gemm, config: Config) -> Gemm:
         """Return the problem as the micro-kernel has it."""
@@ -256,30 +264,28 @@ class CpuPacked(KernelFamily):
     def packs_a(g: Gemm, config: Config) -> bool:
         """Tell whether A is packed: not if its columns lie in one piece each and B has few.
 
-        It is read from start to end for each panel of B.  Columns that fall on the same sets of the
-        first-level cache are read from the next one, and those that fall on the same sets of that
-        one are packed in any case (z 4 x 4096 x 512: 1.2 ms instead of 1.5).
+        Such columns lie far apart, and no prefetcher of the CPU brings them, so the micro-kernel
+        fetches those of the next panel while one meets all panels of B.  Each comes from memory
+        once, beside the arithmetic (two cores of a Zen 4, row-major operands: z 18 x 1705 x 3301
+        8.5 ms; packed, or fetched without the lines in which vectors end, 13; NumPy 12.5).  At
+        `FEW_COLUMNS` both ways take as long, within 3 %.
 
-        No prefetcher of the CPU brings columns that lie far apart, so the micro-kernel does (two
-        cores of a Zen 4, with and without, row-major operands: d 10 x 1500 x 1500 .65 and 1.6 ms,
-        d 36 x 1671 x 2630 4.2 and 5.2, c 10 x 1500 x 1500 1.0 and 2.0, s 12 x 4000 x 3000 2.8 and
-        4.4).  So packing is slower up to more columns of B than without: at `FEW_COLUMNS` both take
-        as long, within 3 %.
+        Of columns that fall on the same sets of the second-level cache a panel does not stay there:
+        they are packed but for very few columns of B (z 12 x 4096 x 512: 2.9 ms instead of 3.3;
+        with 80 columns 15 instead of 13).
 
-        With narrow vectors a micro-tile has a line of the cache or two of each column, far from the
-        next ones: no prefetcher brings them.  There A is packed for fewer columns of B, and for any
-        if it is too large to lie in a cache (two cores of a Zen 3, AVX2, packed and not: s 1500 x
-        18 x 1500 1.2 and 3.8 ms, d 1000 x 34 x 800 1.3 and 1.9, z 1000 x 6 x 800 2.0 and 4.1, but
-        d 600 x 8 x 600 .28 and .25).
+        With narrow vectors a micro-tile has a line of the cache or two of each column, which memory
+        brings more slowly than more of one: A is packed for fewer columns of B (vectors of 32 bytes
+        on two cores of a Zen 4, packed and not: d 12 x 1500 x 1500 .9 and .7 ms, 20 x 1500 x 1500
+        1.4 and 1.2, 80 x 1500 x 1500 4.2 and 4.2; z 6 x 1500 x 1500 2.4 and 1.7, 80 x 1500 x 1500
+        15 and 20).
         """
         itemsize = precision_of(g).itemsize
         step = g.lda * itemsize
-        if g.trans_a or step % SECOND_WAY_BYTES == 0:
+        if g.trans_a:
             return True
-        few = FEW_COLUMNS[g.precision]
-        if _is_narrow(g, config):
-            few = FEWER_COLUMNS[g.precision] if g.m * g.k * itemsize <= NEAR_BYTES else 0
-        alike = step % CACHE_WAY_BYTES == 0
+        few = (FEWER_COLUMNS if _is_narrow(g, config) else FEW_COLUMNS)[g.precision]
+        alike = step % SECOND_WAY_BYTES == 0
         return bool(g.n > (min(few, FEW_PANELS * config["NR"]) if alike else few))
 
     @staticmethod

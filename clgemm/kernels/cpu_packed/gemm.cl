@@ -24,11 +24,12 @@
 // back and large ones do not need.
 //
 // Where B has few columns, panels of A are read where they lie, too (PACK_A 0): a column at a time, which
-// has to be contiguous, and in whole vectors.
+// has to be contiguous, and in whole vectors.  The two innermost loops change places, so that each panel
+// comes from memory once, and the next one is fetched while it meets the panels of B.
 //
-// Where B has few columns and rows of A are contiguous, A would be packed for little.  Then the roles
-// change (TURNED 1): the transpose of C is computed, of which A's rows are columns to be broadcast, and
-// each micro-tile is transposed as it is stored.
+// Where C is long and thin, the roles may change (TURNED 1): the transpose of C is computed, and each
+// micro-tile is transposed as it is stored.  The larger operand is then read where it lies, as A or as B,
+// and only the smaller one is packed.
 
 #if CLANG_BUILTINS
 // The same as atomic_inc, in one instruction: Intel's runtime takes seven times as long to compile a
@@ -55,6 +56,8 @@ INLINE Gemm seen(Gemm g)
 #define LEFT a
 #define RIGHT b
 #endif
+
+#define AHEAD_IN_A 16  // columns of A between the one in use and the one that is fetched
 
 // Where a tile lies in a C of which one triangle is computed.
 #define ANYWHERE 0     // in a C that is computed as a whole
@@ -103,6 +106,29 @@ INLINE void mirror(int triangle, int rows, int columns, int below, __global ELEM
     }
 }
 
+INLINE Panel packed_panel(__global const ELEM *x, int depth)
+{
+    const Panel panel = {(__global const REAL *)x, MR * CE, 0, depth};
+    return panel;
+}
+
+// A panel of A that is read where it lies, as it meets panel `met` of all panels of B.  Meanwhile the
+// panel that `follows` is fetched, in equal parts.  The first one of a tile nobody has fetched: it is
+// fetched just ahead of its first use.
+INLINE Panel panel_in_place(__global const ELEM *x, long lda, int depth, int is_first, int met,
+                            int panels, __global const ELEM *follows)
+{
+    __global const ELEM *next = x + AHEAD_IN_A * lda;
+    int every = 1;
+    if (met || !is_first) {
+        every = max(1, panels - is_first);
+        const int part = (depth + every - 1) / every;
+        next = follows + (long)(met - is_first) * part * lda;
+    }
+    const Panel panel = {(__global const REAL *)x, lda * CE, (__global const REAL *)next, every};
+    return panel;
+}
+
 // C (rows x columns) := alpha * op(A) * op(B) + beta * C over a depth of k.
 //   ap, bp     scratch for a block of A and for panels of B
 //   place      ANYWHERE, BELOW or ON_DIAGONAL
@@ -115,6 +141,9 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
                         volatile __global uint *cancelled)
 {
     const long lda = g.lda, ldb = g.ldb;
+    const long step_b = PACK_B ? NR : g.trans_b ? ldb : 1;
+    const long column_b = PACK_B || g.trans_b ? 1 : ldb;
+    const int panels = (columns + NR - 1) / NR;  // of B
     for (int pc = 0; pc < k; pc += kc_max) {
         const int kc = min(kc_max, k - pc);
         const int beta_is = pc ? BETA_ONE : beta_class(beta);
@@ -126,33 +155,32 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
             const int lies = PACK_A ? 0 : reads_exactly(mb % MR) ? mb : mb / MR * MR;
             if (lies < mb)
                 pack_block(MR, mb - lies, kc, block + lies, lda, g.trans_a, ap + (long)lies * kc);
-            for (int j = 0; j < columns; j += NR) {
-                const int nr = min(NR, columns - j);
-#if PACK_B
-                __global ELEM *bj = bp + (long)j * kc;
-                if (ic == 0 && j % TOGETHER == 0)
-                    pack_block(NR, min(TOGETHER, columns - j), kc,
-                               b + (g.trans_b ? j + pc * ldb : pc + j * ldb), ldb, !g.trans_b,
-                               bj);
-                const long step_b = NR, column_b = 1;
-#else
+            for (int i = 0, j = 0; i < mb && j < columns;) {
                 __global const ELEM *bj = b + (g.trans_b ? j + pc * ldb : pc + j * ldb);
-                const long step_b = g.trans_b ? ldb : 1, column_b = g.trans_b ? 1 : ldb;
+#if PACK_B
+                __global ELEM *packed = bp + (long)j * kc;
+                if (ic + i == 0 && j % TOGETHER == 0)
+                    pack_block(NR, min(TOGETHER, columns - j), kc, bj, ldb, !g.trans_b, packed);
+                bj = packed;
 #endif
-                const int above = place == ON_DIAGONAL ? max(0, j - ic) / MR * MR : 0;
-                for (int i = above; i < mb; i += MR) {
-#if PACK_A
-                    __global const ELEM *ai = ap + (long)i * kc;
-                    const long step_a = MR;
-#else
-                    __global const ELEM *ai = i < lies ? block + i : ap + (long)i * kc;
-                    const long step_a = i < lies ? lda : MR;
+                __global const ELEM *follows =
+                    ic + i + MR < rows ? block + i + MR : a + (pc + kc) * lda;
+                const Panel ai = i < lies ? panel_in_place(block + i, lda, kc, pc + ic + i == 0,
+                                                           j / NR, panels, follows)
+                                          : packed_panel(ap + (long)i * kc, kc);
+                if (place != ON_DIAGONAL || i >= (j - ic) / MR * MR)
+                    micro_kernel(kc, ai, (__global const REAL *)bj, step_b * CE, column_b * CE,
+                                 c + C_AT(ic + i, j, ldc), ldc, min(MR, mb - i),
+                                 min(NR, columns - j), alpha, g.conj_a, g.conj_b, beta, beta_is);
+#if PACK_A  // a panel of B stays in the first-level cache, the block of A in the second
+                i += MR;
+                if (i >= mb)
+                    i = 0, j += NR;
+#else  // a panel of A comes from memory once, and meets all of B
+                j += NR;
+                if (j >= columns)
+                    j = 0, i += MR;
 #endif
-                    micro_kernel(kc, (__global const REAL *)ai, step_a * CE,
-                                 (__global const REAL *)bj, step_b * CE, column_b * CE,
-                                 c + C_AT(ic + i, j, ldc), ldc, min(MR, mb - i), nr, alpha, g.conj_a,
-                                 g.conj_b, beta, beta_is);
-                }
             }
             if (mirrored && pc + kc == k)  // while the block is in the cache
                 mirror(g.triangle, mb, columns, place == ON_DIAGONAL ? ic : columns, c + ic,

@@ -56,30 +56,38 @@ typedef CAT(REAL, VW) REALV;
 
 #define NARROW_N (NR / 2)  // columns of the kernels for the right edge
 
-// Rows of a panel that is read where it lies are far from each other, so that no prefetcher of the CPU
-// brings them.
+// A panel of A: its rows are columns of A.
+typedef struct {
+    __global const REAL *x;
+    long step;                  // reals from row to row
+    __global const REAL *next;  // rows to be fetched meanwhile, as far apart (PACK_A 0)
+    int every;                  // rows to be multiplied for each that is fetched
+} Panel;
+
+// Fetches a row of a panel that is read where it lies.  Such rows are far from each other, and no
+// prefetcher of the CPU brings them.  A vector may begin within a line of the cache: then it ends in the
+// next one, where the vector after it begins.  So of each the line is fetched in which it ends.
 #if !PACK_A && CLANG_BUILTINS
-#define A_AHEAD 16  // rows of a panel between the one in use and the one that is fetched
-#define LINE_VECTORS (VW * (int)sizeof(REAL) < 64 ? 64 / (VW * (int)sizeof(REAL)) : 1)  // in a cache line
-#define FETCH(mv)                                                                           \
-    {                                                                                       \
-        UNROLL                                                                              \
-        for (int v = 0; v < (mv); v += LINE_VECTORS)                                        \
-            __builtin_prefetch((const void *)(ulong)(a + A_AHEAD * step_a + v * VW), 0, 3); \
+#define LINE_VECTORS (VW * (int)sizeof(REAL) < 64 ? 64 / (VW * (int)sizeof(REAL)) : 1)  // in a line
+#define FETCH                                                                                   \
+    {                                                                                           \
+        UNROLL                                                                                  \
+        for (int v = LINE_VECTORS; v < MV + LINE_VECTORS; v += LINE_VECTORS)                    \
+            __builtin_prefetch((const void *)(ulong)(next + v * VW - 1), 0, 2);                 \
+        next += panel.step;                                                                     \
     }
 #else
-#define FETCH(mv)
+#define FETCH
 #endif
 
 // acc += one row of a panel of A, mv vectors of it, times one row of B, nv reals: column j of B lies at
-// b[j], the row at e.  Then on to the next row, step_a reals further in A.
+// b[j], the row at e.  Then on to the next row.
 #define RANK_1(mv, nv)                                     \
     {                                                      \
         REALV av[MV];                                      \
         UNROLL                                             \
         for (int v = 0; v < (mv); v++)                     \
             av[v] = ALOAD(a + v * VW);                     \
-        FETCH(mv)                                          \
         UNROLL                                             \
         for (int j = 0; j < (nv); j++) {                   \
             const REALV bj = (REALV)(b[j][e]);             \
@@ -87,21 +95,24 @@ typedef CAT(REAL, VW) REALV;
             for (int v = 0; v < (mv); v++)                 \
                 acc[j][v] = fma(av[v], bj, acc[j][v]);     \
         }                                                  \
-        a += step_a;                                       \
+        a += panel.step;                                   \
         e += step_b;                                       \
     }
 
-// Defines a function: acc += panel of A (depth x mv vectors, step_a reals from row to row) * B
-// (depth x nv, step_b).  A macro and not an argument, since PoCL unrolls loops before it inlines
-// functions.  The loop over k is not unrolled: Intel's compiler would fetch later rows' elements of B
-// early, and spill vectors for them.
+// Defines a function: acc += panel of A (depth x mv vectors) * B (depth x nv, step_b).  A macro and not an
+// argument, since PoCL unrolls loops before it inlines functions.  The loop over k is not unrolled: Intel's
+// compiler would fetch later rows' elements of B early, and spill vectors for them.
 #define DEFINE_UPDATE(name, mv, nv)                                                             \
-    INLINE void name(int depth, __global const REAL *a, long step_a,                            \
-                     __global const REAL *const *b, long step_b, REALV acc[COLUMNS][MV])        \
+    INLINE void name(int depth, Panel panel, __global const REAL *const *b, long step_b,        \
+                     REALV acc[COLUMNS][MV])                                                    \
     {                                                                                           \
+        __global const REAL *a = panel.x, *next = panel.next;                                   \
         long e = 0;                                                                             \
-        for (int p = 0; p < depth; p++)                                                         \
-            RANK_1(mv, nv)                                                                      \
+        for (int p = 0; p < depth;) {                                                           \
+            FETCH                                                                               \
+            for (const int last = min(p + panel.every, depth); p < last; p++)                   \
+                RANK_1(mv, nv)                                                                  \
+        }                                                                                       \
     }
 DEFINE_UPDATE(update_1, 1, COLUMNS)
 DEFINE_UPDATE(update_right_1, 1, NARROW_N * CE)
@@ -122,9 +133,9 @@ DEFINE_UPDATE(update_right_4, 4, NARROW_N * CE)
 #define UPDATE(mv)                                                          \
     {                                                                       \
         if (nr > NARROW_N)                                                  \
-            CAT(update_, mv)(depth, a, step_a, columns, step_b, acc);       \
+            CAT(update_, mv)(depth, a, columns, step_b, acc);               \
         else                                                                \
-            CAT(update_right_, mv)(depth, a, step_a, columns, step_b, acc); \
+            CAT(update_right_, mv)(depth, a, columns, step_b, acc);         \
     }
 
 #if IS_COMPLEX
@@ -184,6 +195,8 @@ INLINE void store_vector(REALV x, __global REAL *c, ELEM beta, int beta_is)
 #endif
 
 #if TURNED
+#define COLUMN4(j) VLOAD4(0, columns + (j) * MR * CE + i * CE)
+
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C of what the accumulators hold, row by row.
 INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int mr, int nr,
                        ELEM alpha, int conj_a, int conj_b, ELEM beta, int beta_is)
@@ -195,16 +208,21 @@ INLINE void store_tile(REALV acc[COLUMNS][MV], __global ELEM *c, long ldc, int m
         for (int v = 0; v < MV; v++)
             VSTORE(scaled(alpha, product(acc, j, v, conj_a, conj_b)),
                    columns + j * MR * CE + v * VW);
-    for (int i = 0; i < mr; i++, c += ldc) {
-        const REAL *x = columns + i * CE;
-        if (nr == NR && beta_is == BETA_ZERO) {
+    int i = 0;
+    if (nr == NR && beta_is == BETA_ZERO)
+        for (; i + 4 <= mr; i += 4, c += 4 * ldc) {
             UNROLL
-            for (int j = 0; j < NR; j++)
-                c[j] = ELEM_AT(x + j * MR * CE);
-        } else
-            for (int j = 0; j < nr; j++)
-                elem_store(c + j, ELEM_AT(x + j * MR * CE), beta, beta_is);
-    }
+            for (int j = 0; j + 4 <= NR; j += 4)
+                store_turned(COLUMN4(j), COLUMN4(j + 1), COLUMN4(j + 2), COLUMN4(j + 3), c + j, ldc);
+            UNROLL
+            for (int j = NR / 4 * 4; j < NR; j++)
+                UNROLL
+                for (int u = 0; u < 4; u++)
+                    c[j + u * ldc] = ELEM_AT(columns + j * MR * CE + (i + u) * CE);
+        }
+    for (; i < mr; i++, c += ldc)
+        for (int j = 0; j < nr; j++)
+            elem_store(c + j, ELEM_AT(columns + j * MR * CE + i * CE), beta, beta_is);
 }
 #else
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C of what the accumulators hold.
@@ -243,10 +261,9 @@ INLINE int reads_exactly(int mr)
 
 // C (mr x nr) := alpha * op(A) * op(B) + beta * C for a panel of A and columns of B that lie column_b
 // reals apart, with the narrowest kernel that covers it.
-INLINE void micro_kernel(int depth, __global const REAL *a, long step_a,
-                         __global const REAL *b, long step_b, long column_b, __global ELEM *c,
-                         long ldc, int mr, int nr, ELEM alpha, int conj_a, int conj_b, ELEM beta,
-                         int beta_is)
+INLINE void micro_kernel(int depth, Panel a, __global const REAL *b, long step_b, long column_b,
+                         __global ELEM *c, long ldc, int mr, int nr, ELEM alpha, int conj_a,
+                         int conj_b, ELEM beta, int beta_is)
 {
 #if PREFETCH_C && TURNED
     for (int i = 0; i < mr; i++)

@@ -33,25 +33,31 @@ INLINE void pack_row(int W, __global const ELEM *x, __global ELEM *row)
         row[i] = x[i];
 }
 
-// A block of 4 x 4 with columns ld apart, transposed in registers.
 typedef VECTOR(4) ELEM4;
-#define LOAD4(p) CAT(vload, CAT(REALS_, 4))(0, (__global const REAL *)(p))
+#define VLOAD4 CAT(vload, CAT(REALS_, 4))
 #define STORE4(x, p) CAT(vstore, CAT(REALS_, 4))(x, 0, (__global REAL *)(p))
 #define ROW4(part) (ELEM4)(r0.part, r1.part, r2.part, r3.part)
-INLINE void turn(__global const ELEM *x, long ld, __global ELEM *to, long ld_to)
+// Four columns of four elements each, as rows that lie ld apart.
+INLINE void store_turned(ELEM4 r0, ELEM4 r1, ELEM4 r2, ELEM4 r3, __global ELEM *to, long ld)
 {
-    const ELEM4 r0 = LOAD4(x), r1 = LOAD4(x + ld), r2 = LOAD4(x + 2 * ld), r3 = LOAD4(x + 3 * ld);
 #if IS_COMPLEX
     STORE4(ROW4(s01), to);
-    STORE4(ROW4(s23), to + ld_to);
-    STORE4(ROW4(s45), to + 2 * ld_to);
-    STORE4(ROW4(s67), to + 3 * ld_to);
+    STORE4(ROW4(s23), to + ld);
+    STORE4(ROW4(s45), to + 2 * ld);
+    STORE4(ROW4(s67), to + 3 * ld);
 #else
     STORE4(ROW4(s0), to);
-    STORE4(ROW4(s1), to + ld_to);
-    STORE4(ROW4(s2), to + 2 * ld_to);
-    STORE4(ROW4(s3), to + 3 * ld_to);
+    STORE4(ROW4(s1), to + ld);
+    STORE4(ROW4(s2), to + 2 * ld);
+    STORE4(ROW4(s3), to + 3 * ld);
 #endif
+}
+
+// A block of 4 x 4 with columns ld apart, transposed in registers.
+#define LOAD4(p) VLOAD4(0, (__global const REAL *)(p))
+INLINE void turn(__global const ELEM *x, long ld, __global ELEM *to, long ld_to)
+{
+    store_turned(LOAD4(x), LOAD4(x + ld), LOAD4(x + 2 * ld), LOAD4(x + 3 * ld), to, ld_to);
 }
 
 // A full panel whose source is contiguous along k: 4 x 4 blocks are transposed in registers.
