@@ -504,7 +504,22 @@ def test_c_is_turned_only_where_a_transposed_b_becomes_an_a_that_lies():
             ({"n": 79}, False), ({"k": 64}, True), ({"k": 63}, False),
             ({"ldb": 1 << 16}, False), ({"triangle": SYMMETRIC}, False),
         ):  # fmt: skip
-            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
+            assert family.is_turned(CPU, g._replace(**change), config) == turned, (code, change)
+
+
+@pytest.mark.parametrize("units", [2, 8, 64])
+def test_k_is_cut_and_c_not_turned_where_c_has_too_few_panels(units):
+    family, many = BY_NAME["cpu_packed"], replace(CPU, compute_units=units)
+    for code, precision in PRECISIONS.items():
+        config = family.default(CPU, precision)
+        for n, turned in ((units * config["MR"] - 1, False), (units * config["MR"], True)):
+            k = 100_000
+            g = Gemm(code, 2, n, k, 1, False, False, 2, 0, True, False, n, 0, 2, 0, False)
+            assert family.is_turned(many, g, config) == turned, (code, n)
+            assert family.tiles(many, g, config).parts == 1 or not turned
+        small = g._replace(n=8, ldb=8)
+        assert not family.is_turned(many, small, config)
+        assert family.tiles(many, small, config).parts > 1, code
 
 
 def test_c_is_turned_only_where_that_saves_packing():
@@ -520,7 +535,7 @@ def test_c_is_turned_only_where_that_saves_packing():
             ({"n": 1}, False), ({"m": 79}, False),
             ({"k": 128}, True), ({"k": 127}, False), ({"triangle": SYMMETRIC}, False),
         ):  # fmt: skip
-            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
+            assert family.is_turned(CPU, g._replace(**change), config) == turned, (code, change)
         for units in (2, 64, 256):
             many = replace(CPU, compute_units=units)
             assert family.tiles(many, g, config).parts == 1, "a part is not turned"
