@@ -479,6 +479,16 @@ def test_c_is_stored_row_by_row_if_few_rows_of_a_meet_rows_of_b(
         verify(device, config, precision, shape, ops, alpha, beta, rng, gap=1)
 
 
+@pytest.mark.parametrize("code", "sdcz")
+def test_rows_of_a_micro_tile_that_no_squares_fill_are_stored(device, code, rng):
+    """Rows are turned in squares of 4; the columns that are left, one by one."""
+    family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
+    skip_unsupported(device, family, precision)
+    params = {**dict(family.default(device.traits, precision).params), "NR": 6 // precision.parts}
+    config = Config.of("cpu_packed", params)
+    verify(device, config, precision, (13, 4 * config["MR"] + 7, 70), "NT", 1.0, 0.0, rng, gap=1)
+
+
 def test_stacks_are_stored_row_by_row_too(device, rng):
     family, precision = BY_NAME["cpu_packed"], PRECISIONS["d"]
     skip_unsupported(device, family, precision)
