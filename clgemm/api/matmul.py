@@ -142,7 +142,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                 product = (size := m * n) * rows
                 if (
                     k == rows and dtype is x2.dtype
-                    and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, 0)
+                    and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, -1)  # 0: empty
                     and (size <= _DOT_ELEMENTS if k > 1 else m > 1 < n)  # a number: see `outer`
                     and (out is None
                          or (out.flags.carray and out.dtype is dtype and out.shape == (m, n)))

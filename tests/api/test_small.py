@@ -304,6 +304,17 @@ def test_matrices_of_another_byte_order_go_into_such_a_result(
     assert clgemm.matmul(a, b).dtype == np.matmul(a, b).dtype
 
 
+@pytest.mark.parametrize("kind", [">f4", ">c16", "f2", "i4", "?", "g", "O"])
+@pytest.mark.parametrize("shape", [(6, 9, 0), (0, 9, 3), (5, 0, 4), (5, 1, 0)], ids=str)
+def test_empty_products_of_any_type_go_into_a_result(kind, shape, monkeypatch):
+    monkeypatch.delenv("CLGEMM_ROUTE")
+    (m, k, n), dtype = shape, np.dtype(kind)  # one object, as of arrays made of one another
+    out = np.ones((m, n), dtype)
+    got = clgemm.matmul(np.ones((m, k), dtype), np.ones((k, n), dtype), out)
+    assert got is out
+    assert not out.any()
+
+
 @pytest.mark.parametrize("code", "fdFD")
 def test_numpys_dot_has_small_results_alone(code, monkeypatch):
     """It fills a result with zeros first, which takes longer the larger that is."""
