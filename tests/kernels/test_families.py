@@ -316,35 +316,47 @@ def test_more_tiles_than_workers(device, shape, units, rng):
     reference.assert_within_bound(c, want, size, k, precision.eps)
 
 
-CUT_ALONG_K = [(3, 5, 5000), (70, 33, 5000), (64, 64, 4099)]
+CUT_ALONG_K = {
+    "as it lies": [(3, 5, 5000, "NT"), (70, 33, 5000, "NT"), (64, 64, 4099, "NN")],
+    "turned": [
+        (3, 21, 5000, "NC"),
+        (7, 150, 4099, "TT"),
+        (45, 9, 5000, "TN"),
+        (150, 26, 4099, "CT"),
+    ],
+}
 
 
 @pytest.mark.parametrize("units", [2, 16, 64])
+@pytest.mark.parametrize("stored", CUT_ALONG_K)
 @pytest.mark.parametrize("code", "sdcz")
-def test_parts_along_k_are_added(device, code, units, rng):
+def test_parts_along_k_are_added(device, code, stored, units, rng):
     """Few tiles and a long K, as a machine with many cores would cut it."""
     family, precision = BY_NAME["cpu_packed"], PRECISIONS[code]
     skip_unsupported(device, family, precision)
     many = replace(device.traits, compute_units=units)
     config = family.default(many, precision)
     cut = 0
-    for m, n, k in CUT_ALONG_K:
-        a, b = random_matrix(rng, precision, m, k), random_matrix(rng, precision, n, k).T
+    for m, n, k, ops in CUT_ALONG_K[stored]:
+        a, b = operand(rng, precision, m, k, ops[0], 1), operand(rng, precision, k, n, ops[1], 1)
+        memory = np.full((n, m + 3), 0.5, precision.dtype).T
         c = random_matrix(rng, precision, m, n)
-        want, size = reference.gemm(-0.5, a, b, 0.25, c)
-        problem = describe(Operand(a), Operand(b), c, reads_c=True)
+        want, size = reference.gemm(-0.5, value(a), value(b), 0.25, c)
+        problem = describe(a, b, memory[:m], reads_c=True)
         cut += family.tiles(many, problem, config).parts > 1
         plan = family.plan(many, problem, config)
+        assert dict(plan.steps[0].kernel.defines)["TURNED"] == (stored == "turned")
         runner = KernelRunner(device, problem, plan)
         results = []
         for _ in range(5):
-            got = c.copy(order="F")
-            places = [host_memory.place(device, x) for x in (a, b, got)]
+            memory[:m] = c
+            places = [host_memory.place(device, x) for x in (a.data, b.data, memory)]
             runner.execute((-0.5, 0.25, *places, NO_OFFSETS), poisoned=True)
-            host_memory.fetch(device, places[2], got)
-            results.append(got)
-        reference.assert_within_bound(results[0], want, size, k, precision.eps)
+            host_memory.fetch(device, places[2], memory)
+            results.append(memory.copy("F"))
+        reference.assert_within_bound(results[0][:m], want, size, k, precision.eps)
         assert len({x.tobytes() for x in results}) == 1
+        assert np.all(memory[m:] == 0.5)
     assert cut, "no case was cut along K: the test tests nothing"
 
 
@@ -514,22 +526,21 @@ def test_c_is_turned_only_where_a_transposed_b_becomes_an_a_that_lies():
             ({"n": 79}, False), ({"k": 64}, True), ({"k": 63}, False),
             ({"ldb": 1 << 16}, False), ({"triangle": SYMMETRIC}, False),
         ):  # fmt: skip
-            assert family.is_turned(CPU, g._replace(**change), config) == turned, (code, change)
+            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
 
 
 @pytest.mark.parametrize("units", [2, 8, 64])
-def test_k_is_cut_and_c_not_turned_where_c_has_too_few_panels(units):
+def test_k_is_cut_where_a_turned_c_has_too_few_panels(units):
     family, many = BY_NAME["cpu_packed"], replace(CPU, compute_units=units)
     for code, precision in PRECISIONS.items():
         config = family.default(CPU, precision)
-        for n, turned in ((units * config["MR"] - 1, False), (units * config["MR"], True)):
-            k = 100_000
-            g = Gemm(code, 2, n, k, 1, False, False, 2, 0, True, False, n, 0, 2, 0, False)
-            assert family.is_turned(many, g, config) == turned, (code, n)
-            assert family.tiles(many, g, config).parts == 1 or not turned
-        small = g._replace(n=8, ldb=8)
-        assert not family.is_turned(many, small, config)
-        assert family.tiles(many, small, config).parts > 1, code
+        g = Gemm(code, 2, 8, 100_000, 1, False, False, 2, 0, True, False, 8, 0, 2, 0, False)
+        older = Gemm(
+            code, 40, 8, 100_000, 1, True, False, 100_000, 0, False, False, 100_000, 0, 40, 0, False
+        )
+        for problem in (g, older):
+            assert family.is_turned(problem, config), code
+            assert family.tiles(many, problem, config).parts > 1, code
 
 
 def test_c_is_turned_only_where_that_saves_packing():
@@ -545,10 +556,7 @@ def test_c_is_turned_only_where_that_saves_packing():
             ({"n": 1}, False), ({"m": 79}, False),
             ({"k": 128}, True), ({"k": 127}, False), ({"triangle": SYMMETRIC}, False),
         ):  # fmt: skip
-            assert family.is_turned(CPU, g._replace(**change), config) == turned, (code, change)
-        for units in (2, 64, 256):
-            many = replace(CPU, compute_units=units)
-            assert family.tiles(many, g, config).parts == 1, "a part is not turned"
+            assert family.is_turned(g._replace(**change), config) == turned, (code, change)
 
 
 @pytest.mark.parametrize(

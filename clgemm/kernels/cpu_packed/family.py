@@ -192,10 +192,10 @@ class CpuPacked(KernelFamily):
     def tiles(self, traits: DeviceTraits, g: Gemm, config: Config) -> Tiles:
         """Cut a problem for the device's compute units."""
         mr, itemsize = config["MR"], precision_of(g).itemsize
-        is_turned = self.is_turned(traits, g, config)
-        g = _turned(g) if is_turned else g
-        cuts = (cut for cut in self._cuts(traits, g, config) if cut.k == 1 or not is_turned)
-        cut = min(cuts, key=lambda cut: (_cost(traits, g, config, cut), cut))
+        g = self._seen(g, config)
+        cut = min(
+            self._cuts(traits, g, config), key=lambda cut: (_cost(traits, g, config, cut), cut)
+        )
         cut_n = cut.n
         whole = g.batch == 1 and cut.k == 1 and not g.triangle
         if whole and g.n >= cut_n * config["TURNS"] * NARROWEST:
@@ -241,19 +241,14 @@ class CpuPacked(KernelFamily):
             yield _Cut(cut_m, cut_n, cut_k)
 
     @classmethod
-    def is_turned(cls, traits: DeviceTraits, g: Gemm, config: Config) -> bool:
+    def is_turned(cls, g: Gemm, config: Config) -> bool:
         """Tell whether the transpose of C is computed, and turned as it is stored.
 
         It is where that saves packing the larger operand: a transposed B, of which few rows of A
         make little use of each line of the cache, becomes an A that is read where it lies; an A of
         contiguous rows becomes a B that is.  The second way gains less, and nothing where the
-        short side of C has fewer columns than `FEWEST_TURNED`.  Not where K may be cut instead,
-        since the long side has too few panels for the units: of a part no transpose is stored.
+        short side of C has fewer columns than `FEWEST_TURNED`.
         """
-        if g.k >= 2 * LEAST_DEPTH:
-            panel, extent = (config["MR"], g.n) if g.n > g.m else (config["NR"], g.m)
-            if extent < panel * traits.compute_units:
-                return False
         most, depth = MOST_TURNED[g.precision], 0 if g.triangle else g.k
         if g.trans_b and g.m <= min(most, g.n // TURNED_EXTENTS):
             enough = g.m > 1 and depth >= LEAST_TURNED_DEPTH
@@ -262,9 +257,9 @@ class CpuPacked(KernelFamily):
             return depth >= TURNED_DEPTH and not cls.packs_b(_turned(g), config)
         return False
 
-    def _seen(self, traits: DeviceTraits, g: Gemm, config: Config) -> Gemm:
+    def _seen(self, g: Gemm, config: Config) -> Gemm:
         """Return the problem as the micro-kernel has it."""
-        return _turned(g) if self.is_turned(traits, g, config) else g
+        return _turned(g) if self.is_turned(g, config) else g
 
     @staticmethod
     def packs_a(g: Gemm, config: Config) -> bool:
@@ -323,7 +318,7 @@ class CpuPacked(KernelFamily):
 
     def costs(self, traits: DeviceTraits, problem: Gemm, config: Config) -> Costs:
         """Count micro-tiles, narrow ones at the edges, slices of C, and what is packed."""
-        g, units = self._seen(traits, problem, config), traits.compute_units
+        g, units = self._seen(problem, config), traits.compute_units
         p = dict(config.params)
         rows = round_up(g.m, p["VW"] // precision_of(g).parts)
         half = max(1, p["NR"] // 2)
@@ -345,7 +340,7 @@ class CpuPacked(KernelFamily):
         precision = precision_of(problem)
         tiles = self.tiles(traits, problem, config)
         workers = min(traits.compute_units, tiles.tiles * tiles.parts)
-        seen = self._seen(traits, problem, config)
+        seen = self._seen(problem, config)
         packs_b = self.packs_b(seen, config)
         width = tiles.mc + config["MR"] + (tiles.nt + config["NR"] if packs_b else 0)
         elements = width * tiles.kc

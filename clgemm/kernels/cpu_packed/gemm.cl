@@ -189,8 +189,9 @@ INLINE void update_tile(Gemm g, int rows, int columns, int k, ELEM alpha,
     }
 }
 
-// C (rows x columns) := alpha * (sum of the partial tiles, size elements apart) + beta * C.
-// If it is mirrored, its transpose as well; of a tile on the diagonal there is only what lies below.
+// C (rows x columns) := alpha * (sum of the partial tiles, size elements apart) + beta * C; where C is
+// turned, so are all three.  If it is mirrored, its transpose as well; of a tile on the diagonal there is
+// only what lies below.
 INLINE void add_parts(int triangle, int rows, int columns, int parts,
                       __global const ELEM *partial, long ld, long size, ELEM alpha, ELEM beta,
                       __global ELEM *c, long ldc, int place, __global ELEM *mirrored)
@@ -259,7 +260,7 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
     const long tiles_m = (p.m + mt - 1) / mt, tiles_n = (p.n + nt - 1) / nt;
     const long tiles = p.triangle ? tiles_m * (tiles_m + 1) / 2 : tiles_m * tiles_n;
     const long parts = (p.k + kt - 1) / kt, count = tiles * parts * p.batch;
-    const long size = (long)mt * nt;
+    const long size = (long)mt * nt, ld = TURNED ? nt : mt;  // of a partial tile, stored as C is
     __global ELEM *ap = (__global ELEM *)(scratch + get_group_id(0) * scratch_stride);
     __global ELEM *bp = ap + (long)(mc + MR) * kc_max;
     __global ELEM *partials = (__global ELEM *)(scratch + get_num_groups(0) * scratch_stride);
@@ -288,15 +289,15 @@ void cpu_packed(GEMM_ARGS, volatile __global uint *counters, int cell,
         const int whole = parts == 1;
         update_tile(p, rows, columns, min((long)kt, p.k - k0), whole ? alpha : (ELEM)(ONE), a0, b0,
                     whole ? beta : (ELEM)(0), whole ? ct : partial + part * size,
-                    whole ? p.ldc : mt, ap, bp, mc, kc_max, place,
+                    whole ? p.ldc : ld, ap, bp, mc, kc_max, place,
                     whole && place != ANYWHERE ? mirrored : 0, counters + cell + 1);
         if (whole)
             continue;
         mem_fence(CLK_GLOBAL_MEM_FENCE);  // what was added here is seen by who counts to the end
         if (TAKE(counters + cell + 2 + tile) == parts - 1) {
             mem_fence(CLK_GLOBAL_MEM_FENCE);
-            add_parts(p.triangle, rows, columns, parts, partial, mt, size, alpha, beta, ct, p.ldc,
-                      place, mirrored);
+            add_parts(p.triangle, TURNED ? columns : rows, TURNED ? rows : columns, parts, partial, ld,
+                      size, alpha, beta, ct, p.ldc, place, mirrored);
         }
     }
 }
