@@ -3,6 +3,7 @@
     python bench/bench_device.py --json out.json
     python bench/bench_device.py --parts call --precisions s
     python bench/bench_device.py --parts squares,fma --precisions s --sizes 512 1024
+    python bench/bench_device.py --parts gram --sizes 1024 2048 4096 8192 16384  # a.T @ a
     python bench/bench_device.py --parts squares --family gpu_tiled [--config '{"MC": 128, ...}']
 
 Operands are pyopencl Arrays; the functions are `clgemm.matmul(x, y, out=z)`, `clgemm.matmul(x, y)`
@@ -12,8 +13,8 @@ the same call.  Where PyTorch or a GPU of NVIDIA's is missing, its columns stay 
 
 call: microseconds on the host while the queue is not waited for, and of each of many calls that
 follow each other, real types; whether calls from 1024 on return before their kernels have ended.
-squares, skinny, ops, fallback, fma: TFLOP/s of calls that follow each other.  limits: what the
-device can do at most, and its clocks under load.
+squares, skinny, ops, gram, fallback, fma: TFLOP/s of calls that follow each other.  limits: what
+the device can do at most, and its clocks under load.
 
 Each result is checked before it is timed, packing and all other passes are part of the time, TF32
 is off.  Medians over alternating blocks of many runs.  CLBlast is found by the linker or by

@@ -14,15 +14,16 @@ if TYPE_CHECKING:
 SIZES = (512, 1024, 1536, 2048, 4096, 8192)
 LARGEST = {"s": 8192, "d": 8192, "c": 4096, "z": 4096}
 SKINNY = ((64, 8192, 8192), (8192, 64, 8192), (8192, 8192, 64), (256, 256, 65536))
-SETS = ("squares", "skinny", "ops", "fallback", "fma")
+SETS = ("squares", "skinny", "ops", "gram", "fallback", "fma")
 LEAST = {"fallback": 2048, "ops": 2048}
-MOST = {"ops": 4096}
+MOST = {"ops": 4096, "gram": 16384}
 PRECISIONS_OF = {"fallback": "s", "fma": "s", "skinny": "sd"}
 PLAIN, ODD, BETA = "NN", "n+1", "beta"
 OPS = (PLAIN, "TN", "NT", "TT", ODD, BETA)
 CUBLAS, CLGEMM, CLBLAST, TUNED = "cuBLAS", "clgemm", "CLBlast", "CLBlast tuned"
 FRESH, CUBLAS_FRESH = "clgemm, new result", "cuBLAS, new result"
 KERNELS = "kernels alone"
+GRAM, GENERAL = "a.T @ a", "a.T @ b"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Case:
     def forms(self) -> dict[str, Form]:
         """The products of clgemm by the name of their column."""
         shape = (self.m, self.n, self.k)
+        if self.kind == "gram":
+            general = Form(self.code, *shape, "TN")
+            return {GRAM: general._replace(is_gram=True), GENERAL: general}
         if self.kind != "ops":
             return {CLGEMM: Form(self.code, *shape)}
         forms = {ops: Form(self.code, *shape, ops) for ops in OPS[:4]}
@@ -67,7 +71,7 @@ def cases(sets: Sequence[str], codes: str, sizes: Sequence[int]) -> Iterator[Cas
             if kind == "skinny":
                 yield from (Case(kind, code, *shape) for shape in SKINNY)
             else:
-                most = min(LARGEST[code], MOST.get(kind, LARGEST[code]))
+                most = MOST.get(kind, LARGEST[code])
                 for n in sizes:
                     if LEAST.get(kind, 0) <= n <= most:
                         yield Case(kind, code, n, n, n)

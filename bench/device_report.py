@@ -11,6 +11,8 @@ from device_cases import (
     CUBLAS,
     CUBLAS_FRESH,
     FRESH,
+    GENERAL,
+    GRAM,
     KERNELS,
     OPS,
     PLAIN,
@@ -56,6 +58,7 @@ def markdown(facts: dict[str, Any], calls: list[Row], rows: list[Row]) -> str:
         _by_size([row for row in rows if row["kind"] in NAMES]),
         _skinny([row for row in rows if row["kind"] == "skinny"]),
         _forms([row for row in rows if row["kind"] == "ops"]),
+        _gram([row for row in rows if row["kind"] == "gram"]),
     )
     return "\n\n".join([intro, *filter(None, tables)])
 
@@ -158,3 +161,15 @@ def _forms(rows: list[Row]) -> str:
     ]
     verdict = "More than 10 % below NN: " + (", ".join(slow) or "none") + "."
     return _table("TFLOP/s (÷ NN)", list(OPS), lines) + "\n\n" + verdict
+
+
+def _gram(rows: list[Row]) -> str:
+    """Products of a matrix with itself, as if all of C were computed, beside those of two."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in rows:
+        lines.setdefault(f"{row['code']}gemm", {})[row["size"]] = _rate(row, GRAM, GENERAL)
+    if not rows:
+        return ""
+    table = _table(f"TFLOP/s of {GRAM} (÷ {GENERAL})", sorted(_columns(rows), key=int), lines)
+    asymmetric = [f"{row['code']}gemm {row['size']}" for row in rows if not row["symmetric"]]
+    return table + "\n\nNot exactly symmetric: " + (", ".join(asymmetric) or "none") + "."

@@ -51,7 +51,9 @@ class Bench:
         ways: dict[str, Way] = {}
         for name, product in products.items():
             self._add_ours(row, ways, name, product)
-        if isinstance(self.cublas, CuBLAS):
+        if case.kind == "gram":
+            row["symmetric"] = first.is_symmetric
+        elif isinstance(self.cublas, CuBLAS):
             into_out, fresh, fetch = self.cublas.product(first.form, operands)
             _admit(row, ways, CUBLAS, first.error_of(fetch()), into_out)
             if CUBLAS in ways and case.kind != "ops":

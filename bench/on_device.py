@@ -37,6 +37,8 @@ class Form(NamedTuple):
     ops: str = "NN"
     alpha: float = 1.0
     beta: float = 0.0
+    is_gram: bool = False
+    """Whether both operands are the first one."""
 
     @property
     def is_plain(self) -> bool:
@@ -45,7 +47,7 @@ class Form(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Operations of one run."""
+        """Operations of one run, as if all of C were computed."""
         return 2 * self.m * self.n * self.k * PRECISIONS[self.code].multiplications
 
     @property
@@ -95,12 +97,16 @@ class Product:
                 (operands.a, operands.b), operands.on_device, form.shapes, strict=True
             )
         ]
+        if form.is_gram:
+            sides[1] = sides[0]
         (self._a, self.x), (self._b, self.y) = sides
         dtype = PRECISIONS[form.code].dtype
         self.out = opencl.arrays().empty(
             self.x.queue, (form.m, form.n), dtype, allocator=self.x.allocator
         )
         self.finish: Callable[[], object] = self.out.queue.finish
+        self.is_symmetric = False
+        """Whether the Gram product that was checked last is exactly symmetric."""
 
     def into_out(self) -> Callable[[], Any]:
         """Return what computes it into `out`: a call and nothing around it."""
@@ -162,6 +168,7 @@ class Product:
         The bound is the a-priori one of a sum of k products, (k + 8) eps |A||B|.
         """
         form = self.form
+        self.is_symmetric = bool(form.is_gram and np.array_equal(c, c.T))
         if np.isnan(c).any():
             return float("inf")
         rng = np.random.default_rng(5)

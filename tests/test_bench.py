@@ -158,7 +158,9 @@ def test_every_row_is_checked_timed_and_shown(monkeypatch):
         theirs = {"cuBLAS", device_cases.CUBLAS_FRESH}
         if row["kind"] == "ops":
             ours, theirs = set(device_cases.OPS), {"cuBLAS"}
-        assert set(row["errors"]) == ours | {"cuBLAS"}
+        if row["kind"] == "gram":  # which clgemm's product of two matrices stands beside
+            ours, theirs = {device_cases.GRAM, device_cases.GENERAL}, set()
+        assert set(row["errors"]) == ours | theirs - {device_cases.CUBLAS_FRESH}
         assert set(row["tflops"]) - {device_cases.KERNELS} == ours | theirs
         assert all(0 <= error <= 1 for error in row["errors"].values())
         assert all(t > 0 for t in row["seconds"].values())
@@ -171,6 +173,7 @@ def test_every_row_is_checked_timed_and_shown(monkeypatch):
     assert "| sgemm, kernels alone | " in text
     assert "8x24x40" in text
     assert "More than 10 % below NN" in text
+    assert text.endswith("Not exactly symmetric: none.")
     assert "returned after their kernels had ended" in text
 
 
@@ -187,7 +190,7 @@ def test_a_case_runs_in_its_mode(monkeypatch):
 @pytest.mark.usefixtures("in_use")
 def test_a_wrong_peer_is_not_timed(monkeypatch):
     for row in rows_of(monkeypatch, wrong=1.0):
-        assert "WRONG" in row["faults"]["cuBLAS"]
+        assert row["kind"] == "gram" or "WRONG" in row["faults"]["cuBLAS"]
         assert not {"cuBLAS", device_cases.CUBLAS_FRESH} & set(row["tflops"])
 
 
@@ -202,6 +205,12 @@ def test_a_slow_form_is_named():
     row = {"kind": "ops", "code": "s", "size": "2048", "kernels": {}, "faults": {}}
     text = device_report.markdown(FACTS, [], [row | {"tflops": rates}])
     assert text.endswith("More than 10 % below NN: sgemm 2048 NT.")
+
+
+def test_a_gram_product_that_is_not_symmetric_is_named():
+    row = {"kind": "gram", "code": "s", "kernels": {}, "faults": {}, "tflops": {"a.T @ a": 3.0}}
+    rows = [row | {"size": "8", "symmetric": True}, row | {"size": "16", "symmetric": False}]
+    assert device_report.markdown(FACTS, [], rows).endswith("symmetric: sgemm 16.")
 
 
 def test_calls_that_wait_are_named():
@@ -225,16 +234,20 @@ def test_the_bench_of_devices_makes_tables_without_peers(in_use, monkeypatch, tm
     monkeypatch.setattr(device_peers.CuBLAS, "find", lambda: "cuBLAS: absent")
     engine = engines.of(in_use)
     monkeypatch.setattr(engine, "parameters", Parameters(in_use))
-    words = "--parts call,squares --sizes 20 --precisions sc --rounds 1 --family direct --json"
+    words = "--parts call,squares,gram --sizes 20 --precisions sc --rounds 1 --family direct --json"
     monkeypatch.setattr(sys, "argv", ["bench_device.py", *words.split(), str(tmp_path / "x")])
     assert bench_device.main() == 0
     found = json.loads((tmp_path / "x").read_text(encoding="utf-8"))
     assert [(row["code"], row["n"]) for row in found["calls"]] == [("s", 8)]
     assert set(found["calls"][0]["host"]) == {"clgemm", device_cases.FRESH}
-    assert [row["code"] for row in found["rows"]] == ["s", "c"]
-    assert all("1 direct" in row["kernels"]["clgemm"] for row in found["rows"])
+    kinds = [(row["code"], row["kind"]) for row in found["rows"]]
+    assert kinds == [("s", "squares"), ("s", "gram"), ("c", "squares"), ("c", "gram")]
+    assert all("1 direct" in next(iter(row["kernels"].values())) for row in found["rows"])
+    assert all(not row["faults"] for row in found["rows"])
     assert "asked for" in found["parameters"]["s"]
-    assert "| sgemm 8 | " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "| sgemm 8 | " in said
+    assert "| TFLOP/s of a.T @ a (÷ a.T @ b) | 20 |" in said
     engine.forget()
 
 
@@ -244,6 +257,18 @@ def test_the_fastest_of_clblasts_tuner_is_taken(tmp_path):
                  "arg_m": "1024", "arg_n": "1024", "arg_k": "1024"}  # fmt: skip
         (tmp_path / name).write_text(json.dumps(found), encoding="utf-8")
     assert device_peers.tuner_results(tmp_path.iterdir()) == {"s": {"MWG": 128}}
+
+
+@pytest.mark.usefixtures("in_use")
+def test_a_gram_product_that_is_not_symmetric_is_told():
+    form = on_device.Form("s", 33, 33, 17, "TN", is_gram=True)
+    product = on_device.Product(form, operands_of("s", 33 * 33))
+    assert product.error(product.into_out()) <= 1
+    assert product.is_symmetric
+    c = product.out.get()
+    c[3, 2] = np.nextafter(c[3, 2], np.float32(np.inf))
+    product.error_of(c)
+    assert not product.is_symmetric
 
 
 @pytest.mark.parametrize("form", ["NN", "TN", "NT", "TT", "beta"])
