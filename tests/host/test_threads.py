@@ -228,7 +228,7 @@ def test_with_one_core_of_several_the_host_computes(device, monkeypatch):
         pytest.skip("a device without several of the host's cores")
     monkeypatch.setenv("CLGEMM_ROUTE", "auto")
     a = np.ones((400, 401))
-    assert clgemm.explain(a, a.T).route == "device"
+    assert "one core" not in clgemm.explain(a, a.T).why
     monkeypatch.setattr(threads, "limit", lambda: 1)
     found = clgemm.explain(a, a.T)
     assert (found.route, "one core" in found.why) == ("host", True)
