@@ -165,6 +165,8 @@ class Product:
     def error_of(self, c: NDArray[Any]) -> float:
         """Return the largest sampled error over its bound; NaN anywhere counts as infinite.
 
+        What it says of a Gram product's symmetry is in `is_symmetric`.
+
         The bound is the a-priori one of a sum of k products, (k + 8) eps |A||B|.
         """
         form = self.form

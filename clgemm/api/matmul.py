@@ -46,6 +46,7 @@ _NDARRAY, _numpys, _overridden = np.ndarray, host_blas.matmul, OVERRIDDEN.get
 _dot = host_blas.dot
 _DEBUG = logging.DEBUG
 _LEAST, _ROWS, _MOST, _SHALLOW = small.LEAST, small.ROWS, small.MOST, small.SHALLOW
+# Multiplications, up to which products are numpy.dot's; of other types not even empty ones are.
 _DOT = {dtype: _MOST[dtype] for dtype in BY_DTYPE}
 _DOT_OUTER = {dtype: host_blas.ONE_THREAD[dtype.kind == "c"] for dtype in BY_DTYPE}
 _DOT_ELEMENTS = 4096
@@ -142,7 +143,7 @@ def matmul(x1: Any, x2: Any, /, out: Any = None, **given: Any) -> Any:
                 product = (size := m * n) * rows
                 if (
                     k == rows and dtype is x2.dtype
-                    and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, -1)  # 0: empty
+                    and product <= (_DOT if k > 1 else _DOT_OUTER).get(dtype, -1)
                     and (size <= _DOT_ELEMENTS if k > 1 else m > 1 < n)  # a number: see `outer`
                     and (out is None
                          or (out.flags.carray and out.dtype is dtype and out.shape == (m, n)))

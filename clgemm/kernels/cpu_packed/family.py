@@ -27,11 +27,11 @@ and the last one done adds them all, alone: `ADD_COST` an element and part, so t
 where it is long.
 
 Where C is long and thin, its transpose may be computed, and micro-tiles are transposed when they
-are stored, so that the larger operand need not be packed.  An A of contiguous rows, as in x @ w.T
-with few rows of x, becomes a B that is read where it lies (single precision, 64 x 3351 x 2909 on
-two cores of a Zen 5: 440 GFLOP/s instead of 260).  A transposed B becomes an A that is (two cores
-of a Zen 4, row-major result of 1500 x 8 by way of 1000, the first operand column-major: s .18 ms
-instead of .32, d .31 and .36, c .53 and .68, z .84 and 1.77).
+are stored, those of parts along K too, so that the larger operand need not be packed.  An A of
+contiguous rows, as in x @ w.T with few rows of x, becomes a B that is read where it lies (single
+precision, 64 x 3351 x 2909 on two cores of a Zen 5: 440 GFLOP/s instead of 260).  A transposed B
+becomes an A that is (two cores of a Zen 4, row-major result of 1500 x 8 by way of 1000, the first
+operand column-major: s .18 ms instead of .32, d .31 and .36, c .53 and .68, z .84 and 1.77).
 
 A is read where it lies if it is not transposed and meets few columns of B: single precision
 16 x 1000 x 1000 takes 128 us instead of 198.  So is B if it is not transposed, or met by few rows
